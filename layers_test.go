@@ -26,7 +26,7 @@ var (
 		{"cmd/culprit"},
 	}
 	planned = []string{
-		"design", "ledger", "target", "probe", "search", "internal/mcp",
+		"design", "ledger", "probe", "search", "internal/mcp",
 		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host", "lab/kv", "lab/model", "lab/sched",
 	}
 )

@@ -133,7 +133,7 @@ func Clip(text string, columns int) string {
 func Wrap(text string, columns int) []string {
 	var lines []string
 	line := ""
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		for runewidth.StringWidth(word) > columns {
 			room := columns
 			if line != "" {
