@@ -1,0 +1,8 @@
+package oracle
+
+// Registry is every oracle, in the order in which reports show them.
+var Registry = []Oracle{
+	ToolCall,
+	Canary,
+	Schema,
+}
