@@ -27,7 +27,7 @@ var (
 	}
 	planned = []string{
 		"design", "ledger", "probe", "search", "internal/mcp",
-		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host", "lab/kv", "lab/model", "lab/sched",
+		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host", "lab/kv", "lab/sched",
 	}
 )
 
