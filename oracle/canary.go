@@ -1,19 +1,106 @@
 package oracle
 
-import "github.com/culprit-project/culprit/history"
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/coregx/ahocorasick"
+
+	"github.com/culprit-project/culprit/history"
+)
 
 // ForeignCanary is another session's secret in a reply.
 const ForeignCanary Class = "ForeignCanary"
 
-// Canary looks for every session's canary in every reply.
+// Canary looks for every session's canary in every reply: control or main, at
+// work, finished or not begun. The header alone tells them all.
 var Canary = Oracle{
 	Name:    "canary",
 	Classes: []Class{ForeignCanary},
-	New:     func(history.Header) Observer { return &canaryObserver{} },
+	New:     newCanaryObserver,
 }
 
-type canaryObserver struct{}
+type canaryObserver struct {
+	owners   []canaryOwner
+	prefixes *ahocorasick.Automaton // pattern i is the start of owner i's canary
+	buf      []byte
+}
 
-func (o *canaryObserver) Op(*View, *Recorder)             {}
+type canaryOwner struct {
+	canary  string
+	session int
+	alone   bool
+}
+
+func newCanaryObserver(h history.Header) Observer {
+	o := &canaryObserver{}
+	key, err := hex.DecodeString(h.RunKey)
+	if err != nil || len(key) == 0 {
+		return o
+	}
+	b := ahocorasick.NewBuilder()
+	for session := range h.Sessions {
+		for _, alone := range []bool{false, true} {
+			c := history.Canary(key, session, alone)
+			o.owners = append(o.owners, canaryOwner{c, session, alone})
+			b.AddPattern([]byte(c[:canaryPrefix]))
+		}
+	}
+	if o.prefixes, err = b.Build(); err != nil {
+		o.prefixes = nil // no sessions, no canaries
+	}
+	return o
+}
+
+func (o *canaryObserver) Op(v *View, rec *Recorder) {
+	texts := v.Texts()
+	if o.prefixes == nil || len(texts) == 0 {
+		return
+	}
+	rec.Trial(v.Op.ID, ForeignCanary)
+	for _, t := range texts {
+		o.buf = append(o.buf[:0], t.Text...)
+		for _, m := range o.prefixes.FindAllOverlapping(o.buf) {
+			owner := o.owners[m.PatternID]
+			leaked := owner.canary[:commonPrefix(owner.canary, o.buf[m.Start:])]
+			// What stands in the op's own request came back from there: a
+			// leak of an earlier turn, counted then.
+			if owner.canary == v.Op.Expect.Canary || bytes.Contains(v.Op.Request, []byte(leaked)) {
+				continue
+			}
+			rec.Violation(Violation{
+				Class: ForeignCanary, Op: v.Op.ID,
+				Want:     fmt.Sprintf("at most its own canary, %s", v.Op.Expect.Canary),
+				Got:      around(t.Text, m.Start, m.Start+len(leaked)),
+				Note:     fmt.Sprintf("%q in %s is %s", leaked, t.Where, owner.describe(len(leaked))),
+				Severity: float64(len(leaked)),
+			})
+		}
+	}
+}
+
 func (o *canaryObserver) Event(*history.Event, *Recorder) {}
-func (o *canaryObserver) Finish(*Recorder)                {}
+
+func (o *canaryObserver) Finish(*Recorder) {}
+
+func (c canaryOwner) describe(leaked int) string {
+	arm := ""
+	if c.alone {
+		arm = "control "
+	}
+	if leaked < len(c.canary) {
+		return fmt.Sprintf("the start of the canary of %ssession %d, %s", arm, c.session, c.canary)
+	}
+	return fmt.Sprintf("the canary of %ssession %d", arm, c.session)
+}
+
+func commonPrefix(a string, b []byte) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}

@@ -48,9 +48,6 @@ var Classes = []Rule{
 
 	// Another session's secret: canary.go.
 	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is 60 random bits that no other session's prompt holds, and 8 of its characters are 40: a chance match in a 2 GB history against 10,000 canaries has odds under 1 in 10,000"},
-
-	// JSON replies: schema.go.
-	{Class: SchemaBroken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 }
 
 // Reasons that several rules share.
