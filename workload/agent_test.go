@@ -1,0 +1,461 @@
+package workload
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/openai"
+)
+
+func mustNew(t interface{ Fatal(...any) }, p Plan) Workload {
+	w, err := New(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// play plays a session to its end; reply answers each turn.
+func play(s Session, reply func(Turn) *openai.Reply) []Turn {
+	var turns []Turn
+	turn, ok := s.Next(nil)
+	for ok {
+		turns = append(turns, turn)
+		turn, ok = s.Next(reply(turn))
+	}
+	return turns
+}
+
+// heard is what a model has been told at a turn: every message's text and
+// every call in it.
+func heard(turn Turn) string {
+	var b strings.Builder
+	for _, m := range turn.Request.Messages {
+		b.WriteString(string(m.Content) + "\n")
+		for _, c := range m.ToolCalls {
+			b.WriteString(c.Function.Name + c.Function.Arguments + "\n")
+		}
+	}
+	return b.String()
+}
+
+// solve works the right call out from the request's text alone, as a model
+// has to, and knows nothing of the world.
+func solve(t interface{ Fatalf(string, ...any) }, turn Turn) history.Call {
+	messages := turn.Request.Messages
+	system := string(messages[0].Content)
+	ask := string(messages[len(messages)-1].Content)
+	ask = ask[strings.LastIndex(ask, "\n")+1:]
+	var named []string
+	for _, m := range regexp.MustCompile(`[Pp]arcel (\S+?)[ .:]`).FindAllStringSubmatch(ask+" ", -1) {
+		named = append(named, strings.TrimRight(m[1], "."))
+	}
+	fact := func(name string) []string {
+		m := regexp.MustCompile(`(?m)^parcel `+name+`: carrier (\S+), code (\S+), dock (\S+)$`).FindAllStringSubmatch(system, -1)
+		if len(m) != 1 {
+			t.Fatalf("%d fact lines for %q in\n%s", len(m), name, system)
+		}
+		return m[0]
+	}
+	// told is a value of the last result about a parcel.
+	told := func(name, key string) string {
+		m := regexp.MustCompile(`"ok":true,"parcel":"`+name+`","`+key+`":"([^"]+)"`).FindAllStringSubmatch(heard(turn), -1)
+		if len(m) == 0 {
+			t.Fatalf("no %s told for %s in\n%s", key, name, heard(turn))
+		}
+		return m[len(m)-1][1]
+	}
+	call := func(name string, pairs ...string) history.Call {
+		c := history.Call{Name: name, Arguments: map[string]string{}}
+		for i := 0; i < len(pairs); i += 2 {
+			c.Arguments[pairs[i]] = pairs[i+1]
+		}
+		return c
+	}
+	lower := strings.ToLower(ask)
+	switch {
+	case strings.Contains(lower, "ship"):
+		f := fact(named[0])
+		return call("ship", "parcel", named[0], "carrier", f[1], "code", f[2])
+	case strings.Contains(lower, "stands now"):
+		return call("move", "parcel", named[0], "dock", told(named[1], "dock"))
+	case strings.Contains(lower, "move"):
+		if strings.Contains(heard(turn), `"ok":true,"parcel":"`+named[1]+`","dock"`) {
+			t.Fatalf("%s was moved, so its dock is ambiguous: %s", named[1], ask)
+		}
+		return call("move", "parcel", named[0], "dock", fact(named[1])[3])
+	case strings.Contains(lower, "confirm"):
+		return call("confirm", "receipt", told(named[0], "receipt"))
+	default:
+		return call("sign", "parcel", named[0], "tag", regexp.MustCompile(`Your tag is (\S+)`).FindStringSubmatch(system)[1])
+	}
+}
+
+// wreck makes a wrong reply out of the right one.
+func wreck(t *rapid.T, turn Turn, w Workload) *openai.Reply {
+	right := RightReply(turn)
+	call := *turn.Expect.Call
+	call.Arguments = maps.Clone(call.Arguments)
+	other := w.Session(1, false).(*agent).world.parcels[0]
+	alter := func(key, value string) {
+		if _, ok := call.Arguments[key]; ok {
+			call.Arguments[key] = value
+		}
+	}
+	set := func(name, args string) *openai.Reply {
+		if turn.Expect.TextCall {
+			right.Content = fmt.Sprintf(textCallForm, name, args)
+		} else {
+			right.ToolCalls[0].Function = openai.FunctionCall{Name: name, Arguments: args}
+		}
+		return right
+	}
+	mine := parcelsOf(turn)
+	switch rapid.IntRange(0, 9).Draw(t, "wreck") {
+	case 0:
+		return nil
+	case 1:
+		return &openai.Reply{Err: &openai.APIError{Message: "out of memory"}}
+	case 2: // salad
+		return &openai.Reply{Content: "<invoke ship \" , carrier \" V V V \xff\xfe", FinishReason: "length"}
+	case 3:
+		return set(call.Name, `{"parcel": "`)
+	case 4:
+		return set("shop", arguments(call))
+	case 5:
+		return set(call.Name, `null`)
+	case 6: // another parcel of this session, a call that can be executed
+		to := mine[rapid.IntRange(0, len(mine)-1).Draw(t, "parcel")]
+		return set("ship", fmt.Sprintf(`{"parcel":%q,"carrier":%q,"code":%q}`, to[1], to[2], to[3]))
+	case 7:
+		to := mine[rapid.IntRange(0, len(mine)-1).Draw(t, "parcel")]
+		return set("move", fmt.Sprintf(`{"parcel":%q,"dock":"%d"}`, to[1], rapid.IntRange(9, 100).Draw(t, "dock")))
+	case 8: // the right call twice, or another session's values
+		right.ToolCalls = append(right.ToolCalls, right.ToolCalls...)
+		right.Content += right.Content
+		return right
+	default:
+		alter("parcel", other.name)
+		alter("tag", history.Canary(w.(*workload).key, 7, false))
+		alter("receipt", other.receipt)
+		return set(call.Name, arguments(call))
+	}
+}
+
+func parcelsOf(turn Turn) [][]string {
+	return regexp.MustCompile(`(?m)^parcel (\S+): carrier (\S+), code (\S+), dock (\S+)$`).
+		FindAllStringSubmatch(string(turn.Request.Messages[0].Content), -1)
+}
+
+// TestAgentCallFollowsFromText: whatever the replies were, in every mode, each
+// request has one right call, and a reader of the text alone finds it.
+func TestAgentCallFollowsFromText(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		plan := Plan{
+			Kind: "agent", Seed: rapid.Uint64().Draw(t, "seed"), Sessions: 2,
+			Rounds:       rapid.IntRange(1, 12).Draw(t, "rounds"),
+			ContextLines: rapid.SampledFrom([]int{2, 3, 5, 28, 100, 520}).Draw(t, "lines"),
+			OnError:      rapid.SampledFrom([]string{Continue, Repair, Stop}).Draw(t, "on error"),
+			Tools:        rapid.SampledFrom([]string{Native, Text}).Draw(t, "tools"),
+		}
+		w := mustNew(t, plan)
+		rights := 0
+		wrong := rapid.IntRange(0, 3).Draw(t, "wrong in three")
+		turns := play(w.Session(0, false), func(turn Turn) *openai.Reply {
+			if rapid.IntRange(1, 3).Draw(t, "reply") <= wrong {
+				return wreck(t, turn, w)
+			}
+			rights++
+			return RightReply(turn)
+		})
+		if plan.OnError != Stop && len(turns) != plan.Rounds {
+			t.Fatalf("%d turns, want %d", len(turns), plan.Rounds)
+		}
+		if plan.OnError == Stop && wrong == 3 && len(turns) != 1 {
+			t.Fatalf("%d turns after a wrong first reply", len(turns))
+		}
+		for i, turn := range turns {
+			e := turn.Expect
+			if got := solve(t, turn); got.Name != e.Call.Name || !maps.Equal(got.Arguments, e.Call.Arguments) {
+				t.Fatalf("turn %d: the text says %v, expected is %v\n%s", i, got, e.Call, heard(turn))
+			}
+			for key, value := range e.Call.Arguments {
+				if !strings.Contains(heard(turn), value) {
+					t.Fatalf("turn %d: %s %q was never told", i, key, value)
+				}
+			}
+			if e.Distance < 1 || e.Distance > i+1 || e.Canary == "" || e.TextCall != (plan.Tools == Text) {
+				t.Fatalf("turn %d: %+v", i, e)
+			}
+			checkRoles(t, turn, plan)
+			if _, err := json.Marshal(turn.Request); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// checkRoles: text style alternates strictly, as some templates demand; in
+// native style each call has its result right behind it.
+func checkRoles(t *rapid.T, turn Turn, plan Plan) {
+	var roles []string
+	for i, m := range turn.Request.Messages {
+		roles = append(roles, m.Role)
+		for k, c := range m.ToolCalls {
+			answer := turn.Request.Messages[i+1+k]
+			if answer.Role != "tool" || answer.ToolCallID != c.ID || c.ID == "" || c.Type != "function" {
+				t.Fatalf("call %+v is followed by %+v", c, answer)
+			}
+			var object map[string]any
+			if err := json.Unmarshal([]byte(c.Function.Arguments), &object); err != nil || object == nil {
+				t.Fatalf("arguments %q went back: servers refuse them", c.Function.Arguments)
+			}
+		}
+	}
+	if roles[0] != "system" || roles[len(roles)-1] != "user" {
+		t.Fatalf("roles %v", roles)
+	}
+	if plan.Tools == Text {
+		for i, role := range roles[1:] {
+			if want := []string{"user", "assistant"}[i%2]; role != want {
+				t.Fatalf("roles %v", roles)
+			}
+		}
+		if turn.Request.Tools != nil {
+			t.Fatal("text style sends tools")
+		}
+	}
+}
+
+// TestAgentRepair: after a wrong reply the conversation is the same as if the
+// reply had been right.
+func TestAgentRepair(t *testing.T) {
+	for _, tools := range []string{Native, Text} {
+		w := mustNew(t, Plan{Kind: "agent", Tools: tools})
+		good := play(w.Session(3, false), RightReply)
+		bad := play(w.Session(3, false), func(Turn) *openai.Reply { return &openai.Reply{Content: "salad"} })
+		if g, b := golden(t, good), golden(t, bad); g != b {
+			t.Errorf("%s: a repaired conversation differs from a right one", tools)
+		}
+	}
+}
+
+// TestAgentKeepsOwnMessage: a right reply goes back byte for byte, with the
+// server's ids.
+func TestAgentKeepsOwnMessage(t *testing.T) {
+	w := mustNew(t, Plan{Kind: "agent"})
+	turns := play(w.Session(0, false), func(turn Turn) *openai.Reply {
+		r := RightReply(turn)
+		r.Content, r.Reasoning, r.ToolCalls[0].ID = "I'll do it.", "let me see", "chatcmpl-tool-77"
+		r.ToolCalls[0].Function.Arguments = strings.ReplaceAll(r.ToolCalls[0].Function.Arguments, `":"`, `": "`)
+		return r
+	})
+	m := turns[1].Request.Messages[2]
+	if m.Content != "I'll do it." || m.Reasoning != "let me see" || m.ToolCalls[0].ID != "chatcmpl-tool-77" ||
+		!strings.Contains(m.ToolCalls[0].Function.Arguments, `": "`) {
+		t.Errorf("the message came back as %+v", m)
+	}
+	if m := turns[1].Request.Messages[3]; m.ToolCallID != "chatcmpl-tool-77" || !strings.Contains(string(m.Content), `"ok":true`) {
+		t.Errorf("the result is %+v", m)
+	}
+}
+
+// TestAgentFlood: a flood in one reply doesn't become the next prompt.
+func TestAgentFlood(t *testing.T) {
+	w := mustNew(t, Plan{Kind: "agent", OnError: Continue})
+	flood := strings.Repeat("é!", 1<<18)
+	args := `{"a":"` + flood + `"}`
+	turns := play(w.Session(0, false), func(turn Turn) *openai.Reply {
+		r := &openai.Reply{Content: flood, Reasoning: flood}
+		for range 1000 {
+			r.ToolCalls = append(r.ToolCalls, openai.ToolCall{Function: openai.FunctionCall{Name: flood, Arguments: args}})
+		}
+		return r
+	})
+	if n := len(heard(turns[1])); n > 4<<20 {
+		t.Errorf("the next prompt is %d bytes", n)
+	}
+}
+
+// TestAgentMix: every kind of request and every distance that 4 rounds allow
+// comes, none of them rarely; the first round is answerable from the facts.
+func TestAgentMix(t *testing.T) {
+	const sessions = 400
+	w := mustNew(t, Plan{Kind: "agent", Sessions: sessions})
+	count := map[string]int{}
+	for i := range sessions {
+		for round, turn := range play(w.Session(i, false), RightReply) {
+			ask := turn.Expect.Call.Name
+			if strings.Contains(string(turn.Request.Messages[len(turn.Request.Messages)-1].Content), "stands now") {
+				ask = "follow"
+			}
+			if round == 0 && ask != "ship" && ask != "move" {
+				t.Fatalf("session %d begins with %s", i, ask)
+			}
+			count[ask]++
+			if ask == "confirm" || ask == "follow" {
+				count[fmt.Sprintf("%s from %d rounds back", ask, turn.Expect.Distance)]++
+			}
+		}
+	}
+	t.Log(count)
+	for _, want := range []string{
+		"ship", "move", "follow", "confirm", "sign",
+		"confirm from 1 rounds back", "confirm from 2 rounds back", "confirm from 3 rounds back",
+		"follow from 1 rounds back", "follow from 2 rounds back", "follow from 3 rounds back",
+	} {
+		if count[want] < sessions/40 {
+			t.Errorf("%s came %d times in %d sessions", want, count[want], sessions)
+		}
+	}
+}
+
+// TestAgentSharedPrefix: two sessions share the system prompt's shared part
+// and not a byte of what follows, whatever comes first in the tag.
+func TestAgentSharedPrefix(t *testing.T) {
+	for tools, shared := range map[string]string{Native: textSystem, Text: textSystemText} {
+		w := mustNew(t, Plan{Kind: "agent", Tools: tools})
+		var seen []string
+		for i := range 8 {
+			for _, alone := range []bool{false, true} {
+				turn, _ := w.Session(i, alone).Next(nil)
+				own, ok := strings.CutPrefix(string(turn.Request.Messages[0].Content), shared)
+				if !ok || !strings.HasPrefix(own, turn.Expect.Canary+"\n") || slices.Contains(seen, turn.Expect.Canary) {
+					t.Fatalf("%s: session %d alone %t begins %.300q, canary %s", tools, i, alone, turn.Request.Messages[0].Content, turn.Expect.Canary)
+				}
+				seen = append(seen, turn.Expect.Canary)
+			}
+		}
+	}
+	if n := len(strings.Fields(textSystem)); n > 40 {
+		t.Errorf("the shared part has %d words", n)
+	}
+}
+
+// TestAgentAlone: a control session is the same but for the canary.
+func TestAgentAlone(t *testing.T) {
+	w := mustNew(t, Plan{Kind: "agent", Rounds: 8})
+	for i := range 8 {
+		one, two := play(w.Session(i, false), RightReply), play(w.Session(i, true), RightReply)
+		a, b := marshal(t, one), marshal(t, two)
+		if a == b {
+			t.Errorf("session %d alone has the same canary", i)
+		}
+		if strings.ReplaceAll(a, one[0].Expect.Canary, "TAG") != strings.ReplaceAll(b, two[0].Expect.Canary, "TAG") {
+			t.Errorf("session %d alone differs by more than its canary", i)
+		}
+	}
+}
+
+var labToken = regexp.MustCompile(`[A-Za-z0-9]+|[^A-Za-z0-9 ]`)
+
+// labTokens estimates the lab's tokens: a word of the lists, one character of
+// anything else, a punctuation mark with its space; markup of 3 per message,
+// 8 per call and 6 per parameter.
+func labTokens(turn Turn, known map[string]bool) int {
+	count := func(text string) (n int) {
+		for _, run := range labToken.FindAllString(text, -1) {
+			if known[run] {
+				n++
+			} else {
+				n += len(run)
+			}
+		}
+		return n
+	}
+	n := 0
+	for _, m := range append(turn.Request.Messages, openai.Message{ToolCalls: RightReply(turn).ToolCalls}) {
+		n += 3 + count(string(m.Content))
+		for _, c := range m.ToolCalls {
+			var args map[string]string
+			json.Unmarshal([]byte(c.Function.Arguments), &args)
+			n += 8
+			for _, value := range args {
+				n += 6 + count(value)
+			}
+		}
+	}
+	for _, tool := range turn.Request.Tools { // as name(parameter, ...)
+		n += 4 + 2*len(parameters(tool.Function.Name))
+	}
+	return n
+}
+
+// TestAgentFitsLab: the lab's context is 1,024 tokens.
+func TestAgentFitsLab(t *testing.T) {
+	w := mustNew(t, Plan{Kind: "agent", Sessions: 200})
+	known := map[string]bool{}
+	for _, word := range slices.Concat(Words(), ParcelNames(), CarrierNames()) {
+		known[word] = true
+	}
+	most := 0
+	for i := range 200 {
+		turns := play(w.Session(i, false), RightReply)
+		most = max(most, labTokens(turns[len(turns)-1], known))
+	}
+	t.Logf("the longest of 200 conversations has %d tokens", most)
+	if most >= 1000 {
+		t.Errorf("%d tokens", most)
+	}
+}
+
+// TestAgentVocabulary: the texts hold no word that Words and the lists of
+// names don't have, but codes, docks and canaries. The lab's vocabulary
+// depends on it.
+func TestAgentVocabulary(t *testing.T) {
+	known := slices.Concat(Words(), ParcelNames(), CarrierNames())
+	slices.Sort(known)
+	if n := len(slices.Compact(slices.Clone(known))); n != len(known) {
+		t.Errorf("%d words are in two lists", len(known)-n)
+	}
+	run, dock := regexp.MustCompile(`[A-Za-z0-9]+`), regexp.MustCompile(`^\d\d$`)
+	for _, plan := range []Plan{
+		{Kind: "agent", Sessions: 50, Rounds: 8},
+		{Kind: "agent", Sessions: 50, Rounds: 8, Tools: Text},
+		{Kind: "agent", Sessions: 3, ContextLines: 600},
+	} {
+		w := mustNew(t, plan)
+		for i := range plan.Sessions {
+			turns := play(w.Session(i, false), RightReply)
+			last := turns[len(turns)-1]
+			text := heard(last)
+			for _, tool := range last.Request.Tools {
+				text += tool.Function.Name + " " + tool.Function.Description + string(tool.Function.Parameters)
+			}
+			for _, run := range run.FindAllString(text, -1) {
+				_, found := slices.BinarySearch(known, run)
+				if !found && !strings.ContainsAny(run, "23456789") && run != last.Expect.Canary && !dock.MatchString(run) {
+					t.Fatalf("%q is in no list", run)
+				}
+				if found && strings.ContainsAny(run, "0123456789") {
+					t.Fatalf("the word %q looks like a code", run)
+				}
+			}
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	if n, m := len(ParcelNames()), len(CarrierNames()); n != 512 || m != 64 {
+		t.Errorf("%d parcel names and %d carriers", n, m)
+	}
+	all := slices.Concat(ParcelNames(), CarrierNames())
+	for i, a := range all {
+		for _, b := range all[:i] {
+			if editDistance(a, b) < 2 {
+				t.Errorf("%s and %s are too like each other", a, b)
+			}
+		}
+		if !regexp.MustCompile(`^[a-z]{4,5}$|^[aeiou][a-z]{3,4}$`).MatchString(a) {
+			t.Errorf("%q isn't a short lower-case word", a)
+		}
+	}
+}
