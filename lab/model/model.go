@@ -81,10 +81,6 @@
 // difference is at most 1e-4 of its largest logit in size.
 package model
 
-import (
-	"fmt"
-)
-
 // The model's fixed shape. Only the vocabulary comes from the weights.
 const (
 	Layers     = 4
@@ -100,56 +96,9 @@ const (
 	IndexDim   = 32   // of an index query head and of an index key
 	TopK       = 64   // tokens that attention reads
 	MaxContext = 1024 // positions 0 to MaxContext-1
+
+	epsilon = 1e-6 // of rms
 )
-
-// IndexDType says how index keys are stored.
-type IndexDType uint8
-
-// The zero value is FP8.
-const (
-	FP8  IndexDType = iota // e4m3fn and one float32 scale a token: 32 + 4 bytes
-	BF16                   // 64 bytes a token
-	F32                    // 128 bytes a token; not rounded, for comparison with other implementations
-)
-
-// String returns the name that flags use: fp8, bf16 or f32.
-func (d IndexDType) String() string {
-	switch d {
-	case FP8:
-		return "fp8"
-	case BF16:
-		return "bf16"
-	case F32:
-		return "f32"
-	default:
-		return fmt.Sprintf("IndexDType(%d)", uint8(d))
-	}
-}
-
-// KeyBytes is the size of one token's key.
-func (d IndexDType) KeyBytes() int {
-	switch d {
-	case FP8:
-		return IndexDim
-	case BF16:
-		return 2 * IndexDim
-	default:
-		return 4 * IndexDim
-	}
-}
-
-// ScaleBytes is the size of one token's scale, 0 if the type has none.
-func (d IndexDType) ScaleBytes() int {
-	if d == FP8 {
-		return 4
-	}
-	return 0
-}
-
-// PageBytes is the size of a page of pageSize tokens: all keys, then all scales.
-func (d IndexDType) PageBytes(pageSize int) int {
-	return pageSize * (d.KeyBytes() + d.ScaleBytes())
-}
 
 // Cache is the paged memory that Forward reads and writes. The caller owns it
 // and chooses the pages; a forward pass touches only the slots and page tables
@@ -178,36 +127,4 @@ type Batch struct {
 	Rows   []Row
 	Tables [][]int32 // Tables[i][p] is the page that holds positions p*PageSize to (p+1)*PageSize-1
 	Logits []int32   // the rows whose logits are wanted
-}
-
-// Model is a loaded model. It is immutable and may be shared.
-type Model struct {
-	// Vocab is the number of tokens; ids are 0 to Vocab-1.
-	Vocab int
-}
-
-// Load reads a safetensors file. It returns an error if a tensor is missing,
-// unknown, or not of the documented shape.
-func Load(safetensors []byte) (*Model, error) {
-	return nil, fmt.Errorf("load weights of %d bytes: not implemented", len(safetensors))
-}
-
-// Scratch holds every intermediate of a forward pass, so that Forward itself
-// allocates next to nothing. One Forward uses it at a time.
-type Scratch struct {
-	Workers int  // goroutines that share the rows; 0 means 1. Results don't depend on it
-	Dense   bool // read every token, without the indexer; for tests
-}
-
-// NewScratch returns buffers for batches of at most rows rows.
-func (m *Model) NewScratch(rows int) *Scratch {
-	return &Scratch{}
-}
-
-// Forward writes the cache entries of all rows, in every layer, and returns the
-// logits of the rows named by b.Logits, in that order: [len(b.Logits), Vocab],
-// row-major, valid until the next Forward with s. An error (a token, position,
-// page or slot out of range, more rows than s has) comes before any write.
-func (m *Model) Forward(b *Batch, c *Cache, s *Scratch) ([]float32, error) {
-	return nil, fmt.Errorf("forward of %d rows: not implemented", len(b.Rows))
 }

@@ -1,0 +1,130 @@
+package model
+
+import "fmt"
+
+// Model is a loaded model. It is immutable and may be shared.
+type Model struct {
+	// Vocab is the number of tokens; ids are 0 to Vocab-1.
+	Vocab int
+
+	embed  [3][]float32 // of the token, the one before, the one before that
+	layers [Layers]layer
+	norm   []float32
+	head   matrix
+	cos    []float32 // [MaxContext][RotaryDim/2]
+	sin    []float32
+}
+
+type layer struct {
+	attentionNorm, kvNorm, indexNorm, mlpNorm []float32
+	query, kv, output                         matrix
+	keyUp                                     [Heads]matrix // from a head's plain query to the latent: transposed
+	valueUp                                   [Heads]matrix
+	indexQuery, indexKey, indexWeight         matrix
+	gate, up, down                            matrix
+}
+
+// matrix is [out, in], packed for matmulPanel: panels of 16 outputs, each
+// [in][16], the last one filled up with zeros.
+type matrix struct {
+	in, out int
+	packed  []float32
+}
+
+func pack(w []float32, out, in int) matrix {
+	panels := (out + panel - 1) / panel
+	m := matrix{in: in, out: out, packed: make([]float32, panels*panel*in)}
+	for o := range out {
+		p := m.packed[o/panel*panel*in:]
+		for i := range in {
+			p[i*panel+o%panel] = w[o*in+i]
+		}
+	}
+	return m
+}
+
+func transpose(w []float32, rows, columns int) []float32 {
+	t := make([]float32, len(w))
+	for r := range rows {
+		for c := range columns {
+			t[c*rows+r] = w[r*columns+c]
+		}
+	}
+	return t
+}
+
+// times computes w x for some rows of a buffer: c[r] = w x[r], where a row has
+// cStride or xStride values. What a row of c has beyond w.out, up to a whole
+// panel, becomes zero.
+func (w *matrix) times(c []float32, cStride int, x []float32, xStride, rows int) {
+	for p := 0; p < w.out; p += panel {
+		packed := w.packed[p*w.in:]
+		if p+panel <= cStride {
+			matmulPanel(c[p:], x, packed, w.in, rows, cStride, xStride)
+			continue
+		}
+		const some = 12
+		var part [some * panel]float32
+		for r := 0; r < rows; r += some {
+			n := min(some, rows-r)
+			matmulPanel(part[:], x[r*xStride:], packed, w.in, n, panel, xStride)
+			for i := range n {
+				copy(c[(r+i)*cStride+p:(r+i)*cStride+w.out], part[i*panel:])
+			}
+		}
+	}
+}
+
+// Load reads a safetensors file. It returns an error if a tensor is missing,
+// unknown, or not of the documented shape.
+func Load(safetensors []byte) (*Model, error) {
+	t, err := parseSafetensors(safetensors)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{}
+	m.embed[0] = t.take("embed.0", 0, Width)
+	m.Vocab = len(m.embed[0]) / Width
+	m.embed[1] = t.take("embed.1", m.Vocab, Width)
+	m.embed[2] = t.take("embed.2", m.Vocab, Width)
+	matrixOf := func(name string, out, in int) matrix {
+		w := t.take(name, out, in)
+		if w == nil {
+			return matrix{}
+		}
+		return pack(w, out, in)
+	}
+	for i := range m.layers {
+		l, name := &m.layers[i], fmt.Sprintf("layers.%d.", i)
+		l.attentionNorm = t.take(name+"attn.norm", Width)
+		l.query = matrixOf(name+"attn.q", Heads*QueryDim, Width)
+		l.kv = matrixOf(name+"attn.kv", RowDim, Width)
+		l.kvNorm = t.take(name+"attn.kv_norm", LatentDim)
+		keyUp := t.take(name+"attn.k_up", Heads*PlainDim, LatentDim)
+		valueUp := t.take(name+"attn.v_up", Heads*PlainDim, LatentDim)
+		for h := range Heads {
+			if keyUp == nil || valueUp == nil {
+				break
+			}
+			rows := func(w []float32) []float32 { return w[h*PlainDim*LatentDim:][:PlainDim*LatentDim] }
+			l.keyUp[h] = pack(transpose(rows(keyUp), PlainDim, LatentDim), LatentDim, PlainDim)
+			l.valueUp[h] = pack(rows(valueUp), PlainDim, LatentDim)
+		}
+		l.output = matrixOf(name+"attn.o", Width, Heads*PlainDim)
+		l.indexQuery = matrixOf(name+"index.q", IndexHeads*IndexDim, Width)
+		l.indexKey = matrixOf(name+"index.k", IndexDim, Width)
+		l.indexNorm = t.take(name+"index.k_norm", IndexDim)
+		l.indexWeight = matrixOf(name+"index.w", IndexHeads, Width)
+		l.mlpNorm = t.take(name+"mlp.norm", Width)
+		l.gate = matrixOf(name+"mlp.gate", HiddenDim, Width)
+		l.up = matrixOf(name+"mlp.up", HiddenDim, Width)
+		l.down = matrixOf(name+"mlp.down", Width, HiddenDim)
+	}
+	m.norm = t.take("norm", Width)
+	m.head = matrixOf("head", m.Vocab, Width)
+	if err := t.finish(); err != nil {
+		return nil, err
+	}
+	m.cos, m.sin = rotations()
+	return m, nil
+}
