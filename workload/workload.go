@@ -22,6 +22,8 @@ type Turn struct {
 	CancelAfter time.Duration
 	// CancelChunks hangs up after that many chunks; 0 never.
 	CancelChunks int
+	// NoStream asks for the reply in one piece.
+	NoStream bool
 }
 
 // Session is one conversation. A session is used by one goroutine.

@@ -1,0 +1,22 @@
+package load_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// serve makes the test binary a server, so that a benchmark's figures are the
+// client's alone.
+var serve = flag.Bool("serve", false, "be the server of the benchmarks, until standard input ends")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *serve {
+		serveChunks()
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}

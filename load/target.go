@@ -1,0 +1,154 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-faster/jx"
+
+	"github.com/culprit-project/culprit/openai"
+)
+
+// target is a server's addresses and what goes with every request to it.
+type target struct {
+	chat, health, models *url.URL
+	header               http.Header
+	host                 string
+	secrets              []string
+}
+
+// newTarget reads o.BaseURL.
+func newTarget(o *Options) (target, error) {
+	u, err := url.Parse(o.BaseURL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return target{}, fmt.Errorf("play: base URL %q isn't of the form http://host:port or http://host:port/v1", o.BaseURL)
+	}
+	t := target{header: http.Header{
+		"Content-Type": {"application/json"},
+		"Accept":       {"text/event-stream, application/json"},
+		"User-Agent":   {"culprit"},
+	}}
+	if o.APIKey != "" {
+		t.header.Set("Authorization", "Bearer "+o.APIKey)
+		t.secrets = append(t.secrets, o.APIKey)
+	}
+	if password, ok := u.User.Password(); ok || u.User.Username() != "" {
+		r := http.Request{Header: t.header}
+		r.SetBasicAuth(u.User.Username(), password)
+		t.secrets = append(t.secrets, password)
+		u.User = nil
+	}
+	for key, values := range o.Header {
+		t.header[http.CanonicalHeaderKey(key)] = values
+		t.secrets = append(t.secrets, values...)
+	}
+	t.host = t.header.Get("Host")
+	t.header.Del("Host")
+	// A short secret, such as the "EMPTY" that local servers are given, isn't
+	// one, and would be found in texts where it isn't meant.
+	t.secrets = slices.DeleteFunc(t.secrets, func(s string) bool { return len(s) < 12 })
+
+	root := strings.TrimRight(u.Path, "/")
+	root = strings.TrimSuffix(root, "/chat/completions")
+	root = strings.TrimSuffix(root, "/v1")
+	at := func(path string) *url.URL {
+		v := *u
+		v.Path, v.RawPath = root+path, ""
+		return &v
+	}
+	t.chat, t.health, t.models = at("/v1/chat/completions"), at("/health"), at("/v1/models")
+	return t, nil
+}
+
+func newTransport(o *Options) *http.Transport {
+	dial := o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
+	}
+	return &http.Transport{
+		DialContext:         dial,
+		TLSHandshakeTimeout: 10 * time.Second,
+		// We ask for no compression, and read it where it comes all the same.
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: o.Concurrency + 4, // the watchers' too
+		// Servers close idle connections, Python's after 5 s. A request that
+		// is sent just then fails, and that would be our doing.
+		IdleConnTimeout: time.Second,
+	}
+}
+
+// request makes an HTTP request with the target's header.
+func (t *target) request(ctx context.Context, method string, u *url.URL, body []byte) *http.Request {
+	r := &http.Request{Method: method, URL: u, Host: t.host, Header: t.header.Clone(), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+	if body != nil {
+		r.ContentLength = int64(len(body))
+		// The transport asks for a second body only where it finds an idle
+		// connection closed before it has written a byte of the first.
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		r.Body, _ = r.GetBody()
+	}
+	return r.WithContext(ctx)
+}
+
+// redact takes the secrets out of what a server said.
+func (t *target) redact(text string) string {
+	for _, s := range t.secrets {
+		text = strings.ReplaceAll(text, s, "[secret]")
+	}
+	return text
+}
+
+// body is the JSON that is sent for a request.
+func (o *Options) body(r openai.ChatRequest, stream bool) (json.RawMessage, error) {
+	if o.Model != "" {
+		r.Model = o.Model
+	}
+	r.Stream, r.StreamOptions = stream, nil
+	if stream && !o.NoUsage {
+		r.StreamOptions = &openai.StreamOptions{IncludeUsage: true}
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(r); err != nil {
+		return nil, fmt.Errorf("encode request: %w", err)
+	}
+	body := bytes.TrimSpace(b.Bytes())
+	if len(o.ExtraBody) == 0 {
+		return body, nil
+	}
+	// The extra members come first, then the others that they don't replace.
+	var w jx.Encoder
+	w.ObjStart()
+	for _, key := range slices.Sorted(maps.Keys(o.ExtraBody)) {
+		w.FieldStart(key)
+		w.Raw(bytes.TrimSpace(o.ExtraBody[key]))
+	}
+	err := jx.DecodeBytes(body).ObjBytes(func(d *jx.Decoder, key []byte) error {
+		value, err := d.Raw()
+		if _, replaced := o.ExtraBody[string(key)]; err != nil || replaced {
+			return err
+		}
+		w.FieldStart(string(key))
+		w.Raw(value)
+		return nil
+	})
+	w.ObjEnd()
+	if err == nil && !json.Valid(w.Bytes()) {
+		err = fmt.Errorf("a member of the extra body isn't JSON")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode request: %w", err)
+	}
+	return w.Bytes(), nil
+}
