@@ -1,5 +1,7 @@
 package oracle
 
+import "time"
+
 // Rule is what the verdict does with one class of violation.
 type Rule struct {
 	Class  Class
@@ -46,13 +48,48 @@ var Classes = []Rule{
 	{Class: SchemaMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 	{Class: WrongArgument, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 
+	// The text itself: script.go, run.go, repetition.go, special.go, empty.go.
+	{Class: MixedScripts, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak or multilingual model strays into other scripts alone too"},
+	{Class: BrokenText, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a model that writes bytes can write half a character alone too"},
+	{Class: ConstantRun, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: Repetition, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "small greedy models loop alone too"},
+	{Class: SpecialToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "some servers show special tokens alone too, and a model can spell one out"},
+	{Class: EmptyReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: CutReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+
+	// What was to be repeated or remembered: echo.go, recall.go.
+	{Class: EchoFirstToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: EchoDoubled, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: EchoDropped, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: EchoSubstituted, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: RecallLost, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+
+	// The form of replies: integrity.go.
+	{Class: NoFinish, Means: Corrupt, Source: Server, Tolerance: 0, Why: "the protocol ends every reply with a finish_reason, whatever the model says"},
+	{Class: BrokenStream, Means: Corrupt, Source: Server, Tolerance: 0.005, Why: "a connection may break on its way once in a long run"},
+	{Class: StreamGap, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects},
+	{Class: BadUsage, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects},
+	{Class: StreamMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "two samples of one prompt may call differently alone too"},
+
+	// Stuck servers: wedge.go, poison.go.
+	{Class: SlowFirstToken, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long wait in hundreds may be a collection or a recompilation"},
+	{Class: Stalled, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long pause in hundreds may be a preemption"},
+	{Class: NoTokens, Means: Wedged, Source: Server, Tolerance: 0, Why: "a server that moves gives some request a token in five times its slowest usual prefill"},
+	{Class: HealthLies, Means: Wedged, Source: Server, Tolerance: 0, Why: "a health check that says yes while a one-token generation fails is the wedge that monitoring doesn't see"},
+	{Class: Poisoned, Means: Wedged, Source: Server, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works"},
+
+	// Greedy replies that differ: numerics.go.
+	{Class: GreedyDiffers, Means: Numerics, Source: Server, Tolerance: 0, Why: "another batch makes another order of additions, so different isn't wrong"},
+	{Class: GreedyImpossible, Means: Corrupt, Source: Server, Tolerance: 0, Why: "rounding moves a logit by a few tenths of a nat, so it can't choose a token that the reference puts more than 2 nat lower"},
+
 	// Another session's secret: canary.go.
 	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is 60 random bits that no other session's prompt holds, and 8 of its characters are 40: a chance match in a 2 GB history against 10,000 canaries has odds under 1 in 10,000"},
 }
 
 // Reasons that several rules share.
 const (
-	modelSlips = "models slip alone and cold too, so only the excess over the control arm is the server's"
+	modelSlips     = "models slip alone and cold too, so only the excess over the control arm is the server's"
+	serverDialects = "servers have their dialects and show them alone too, so only the excess over the control arm is damage"
 )
 
 // smallestExcess is the excess over the control arm that is worth a verdict:
@@ -77,6 +114,35 @@ const (
 	// significance is the error that a whole run's comparison with its
 	// control may have, shared by all classes (Holm).
 	significance = 0.01
+	// loadSignificance and loadExcess hold where there is no control arm and
+	// only the run's own quiet moments can be compared with its busy ones.
+	// These aren't drawn by lot, and a session's turns aren't independent, so
+	// ten times as much is asked for.
+	loadSignificance = 0.001
+	loadExcess       = 0.05
+)
+
+// Assumptions: assumptions.go.
+const (
+	// failedShare of ops without an answer: above it the rest is no longer
+	// the load that was planned.
+	failedShare = 0.20
+	// lateLimit is how late a request may be sent in open loop (99th
+	// percentile), and a tick of the client may come: a quarter of a second
+	// changes no batch that a server forms from requests lasting seconds.
+	lateLimit = 250 * time.Millisecond
+	// lateTicks is the share of ticks that may be later.
+	lateTicks = 0.10
+	// busyShare of its cores is what the client may use at most: above it
+	// it is the client that is measured.
+	busyShare = 0.90
+	// standstill of the client for so long (a suspended machine, a stopped
+	// process) can't be told from a server that stalls.
+	standstill = 5 * time.Second
+	// reachedLoad is the share of the planned concurrency that counts as
+	// reached, and reachedTime the share of the time in which it has to be.
+	reachedLoad = 0.90
+	reachedTime = 0.50
 )
 
 // Canaries: canary.go.
@@ -85,4 +151,83 @@ const (
 	// a leak. Corruption often cuts text short; 8 characters of base 32 are
 	// 40 random bits.
 	canaryPrefix = 8
+)
+
+// Constant runs: run.go.
+const (
+	// runTokens is how often one character or token may come in a row.
+	runTokens = 24
+	// letterRun is the same for letters and digits: hashes of zeros have 64,
+	// test strings some more.
+	letterRun = 128
+	// ruleRun is the same for space and for what lines are drawn with.
+	ruleRun = 512
+	// runWindow and windowShare: a token that is more than so many percent
+	// of a window of tokens.
+	runWindow   = 64
+	windowShare = 60
+)
+
+// Loops: repetition.go.
+const (
+	loopTimes  = 8    // repeats of one phrase at a reply's end
+	loopPeriod = 1000 // bytes of the longest such phrase, some 200 tokens
+	loopTail   = loopTimes * loopPeriod
+	loopBytes  = 128 // bytes of the shortest loop: eight equal short lines of a table are none
+	// phraseShare is how much of the last loopWords words one phrase of four
+	// may cover, in a reply that ran into its limit. Tables of like rows
+	// reach 0.5.
+	phraseShare = 0.6
+	loopWords   = 512
+)
+
+// Scripts: script.go.
+const (
+	strangeLetters = 8 // of one script that the prompt doesn't use
+	strangeScripts = 3 // that the prompt doesn't use
+	brokenRunes    = 2 // U+FFFD or bytes that aren't UTF-8
+)
+
+// Cut replies: empty.go.
+const (
+	// cutShare is the percentage of Expect.MinChars below which a reply that
+	// stopped by itself is cut.
+	cutShare = 50
+)
+
+// Usage: integrity.go.
+const (
+	// tokensOver is how many tokens over max_tokens may be counted: the end
+	// token, and one in flight.
+	tokensOver = 2
+	// tokenBytes is more than any token's text: the longest of common
+	// vocabularies are runs of 128 spaces or signs.
+	tokenBytes = 256
+)
+
+// Poison: poison.go.
+const (
+	poisonedAfter = 3  // plain requests in a row that go wrong
+	deadAfter     = 10 // ops sent after the last good reply, all failing
+)
+
+// Numerics: numerics.go. Margins in nats.
+const (
+	// numericsMargin is what another order of additions moves a logit by at
+	// most, in bf16 or fp8.
+	numericsMargin = 0.5
+	// impossibleMargin is more than any rounding was seen to move one.
+	impossibleMargin = 2.0
+)
+
+// Wedge: wedge.go.
+const (
+	slowFloor   = 30 * time.Second       // a wait below it is never too long
+	slowTimes   = 20                     // times the median
+	normSamples = 5                      // ops that make a norm
+	quietTicks  = 3                      // ticks in a row without a token
+	quietFloor  = 10 * time.Second       // that they span at least
+	quietTimes  = 5                      // and times the slowest usual first token
+	clientStall = 500 * time.Millisecond // a tick so late is the client's own stall
+	healthNear  = 5 * time.Second        // a health check so soon after counts as at the same time
 )
