@@ -2,6 +2,7 @@ package workload
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -99,6 +100,12 @@ type kind struct {
 // kinds lists the kinds of workloads, the main one first.
 var kinds = []kind{
 	{"agent", agentDefaults, newAgent},
+	{"recall", recallDefaults, newRecall},
+	{"echo", echoDefaults, newEcho},
+	{"burst", burstDefaults, newBurst},
+	{"evict", evictDefaults, newEvict},
+	{"churn", churnDefaults, newChurn},
+	{"mixed", mixedDefaults, newMixed},
 }
 
 // Kinds returns the names of the kinds.
@@ -120,7 +127,7 @@ var knobs = []struct {
 	{"rounds", func(p *Plan) *int { return &p.Rounds }, 1, 1 << 16},
 	{"context_lines", func(p *Plan) *int { return &p.ContextLines }, 2, 100_000},
 	{"max_tokens", func(p *Plan) *int { return &p.MaxTokens }, 1, 1 << 20},
-	{"copy_lines", func(p *Plan) *int { return &p.CopyLines }, 1, 100_000},
+	{"copy_lines", func(p *Plan) *int { return &p.CopyLines }, 1, 50_000},
 	{"fillers", func(p *Plan) *int { return &p.Fillers }, 1, 100_000},
 	{"filler_lines", func(p *Plan) *int { return &p.FillerLines }, 1, 100_000},
 	{"cancel_within_ms", func(p *Plan) *int { return &p.CancelWithinMS }, 1, 600_000},
@@ -155,8 +162,12 @@ func (p Plan) WithDefaults() (Plan, error) {
 	if key, err := hex.DecodeString(p.RunKey); err != nil || len(key) < 8 {
 		bad("run_key is %d characters of something else than hex with at least 8 bytes", len(p.RunKey))
 	}
+	defaults := k.defaults
+	if defaults.MaxTokens == 0 { // a line to be repeated takes 6 to 12
+		defaults.MaxTokens = 64 + 16*cmp.Or(p.CopyLines, defaults.CopyLines)
+	}
 	for _, knob := range knobs {
-		got, def := knob.field(&p), *knob.field(&k.defaults)
+		got, def := knob.field(&p), *knob.field(&defaults)
 		switch {
 		case def == 0 && *got != 0:
 			bad("kind %s has no %s; take it out", k.name, knob.name)
@@ -172,8 +183,8 @@ func (p Plan) WithDefaults() (Plan, error) {
 		def    string
 		values []string
 	}{
-		{"on_error", &p.OnError, k.defaults.OnError, []string{Continue, Repair, Stop}},
-		{"tools", &p.Tools, k.defaults.Tools, []string{Native, Text}},
+		{"on_error", &p.OnError, defaults.OnError, []string{Continue, Repair, Stop}},
+		{"tools", &p.Tools, defaults.Tools, []string{Native, Text}},
 	} {
 		switch {
 		case choice.def == "" && *choice.got != "":
