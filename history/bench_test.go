@@ -2,6 +2,7 @@ package history
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -105,7 +106,7 @@ func BenchmarkRead(b *testing.B) {
 				break
 			}
 		}
-		if err != io.EOF || h.Truncated() {
+		if !errors.Is(err, io.EOF) || h.Truncated() {
 			b.Fatal(err, h.Truncated())
 		}
 		b.SetBytes(h.offset)

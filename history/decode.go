@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf16"
@@ -322,8 +323,7 @@ func (d *decoder) text() ([]byte, error) {
 	if raw[0] != '"' {
 		return nil, errors.New("not a string")
 	}
-	s := unescape(raw[1 : len(raw)-1])
-	return s[:len(s):len(s)], nil
+	return slices.Clip(unescape(raw[1 : len(raw)-1])), nil
 }
 
 // setText keeps the string that is there when it is the same, which saves its

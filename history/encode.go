@@ -215,3 +215,6 @@ func appendText(dst []byte, s string) []byte {
 	}
 	return append(dst, '"')
 }
+
+// MarshalJSON writes the op as its record in a history.
+func (op *Op) MarshalJSON() ([]byte, error) { return appendOp(nil, op) }

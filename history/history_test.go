@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,10 +47,7 @@ func keep(t testing.TB, rec Record) entry {
 		e.Op = &op
 	case rec.Event != nil && rec.Op == nil:
 		ev := *rec.Event
-		ev.Values = map[string]float64{}
-		for name, v := range rec.Event.Values {
-			ev.Values[name] = v
-		}
+		ev.Values = maps.Clone(ev.Values)
 		e.Event = &ev
 	default:
 		t.Fatalf("record %+v is not one of an op and an event", rec)
