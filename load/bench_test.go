@@ -182,7 +182,7 @@ func cpuTime() time.Duration {
 // oneTurn is a workload whose sessions have one request.
 type oneTurn struct{}
 
-func (oneTurn) Kind() string                        { return "bench" }
+func (oneTurn) Kind() string                       { return "bench" }
 func (oneTurn) Session(int, bool) workload.Session { return &oneTurnSession{} }
 
 type oneTurnSession struct{ over bool }

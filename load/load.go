@@ -232,12 +232,13 @@ func (p *player) closedLoop() {
 	var next atomic.Int64
 	for range min(p.Concurrency, p.Sessions) {
 		workers.Go(func() {
+			ready := p.now()
 			for p.ctx.Err() == nil {
 				i := int(next.Add(1)) - 1
 				if i >= p.Sessions {
 					return
 				}
-				p.play(p.FirstSession+i, p.now())
+				ready = p.play(p.FirstSession+i, ready)
 			}
 		})
 	}
@@ -262,19 +263,19 @@ func (p *player) openLoop() {
 }
 
 // play plays one session whose first request is due at ready, or its delay
-// later.
-func (p *player) play(number int, ready time.Duration) {
+// later. It returns when the next session may start.
+func (p *player) play(number int, ready time.Duration) time.Duration {
 	session := p.Workload.Session(number, p.Alone)
 	var reply *openai.Reply
 	for turn := 0; ; turn++ {
 		t, more := session.Next(reply)
 		if !more {
 			p.done.Add(1)
-			return
+			return ready
 		}
 		s := sending{phase: p.Phase, kind: p.Workload.Kind(), session: number, turn: turn, planned: ready + t.Delay}
 		if !p.sleepUntil(s.planned) || !p.slot() {
-			return
+			return ready
 		}
 		s.ended = p.counted
 		var end time.Duration

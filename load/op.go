@@ -80,7 +80,7 @@ func (p *player) send(s sending, t *workload.Turn) (*openai.Reply, time.Duration
 	op.ID = p.NextID.Add(1)
 	op.Sent = p.now()
 	err = p.exchange(ctx, hangUp, rec, t.CancelChunks)
-	if err != nil || op.LastByte == 0 {
+	if err != nil {
 		op.LastByte = p.now()
 	}
 	p.inFlight.Add(-1)
@@ -256,14 +256,15 @@ type lazyReader struct {
 	body   io.Reader
 	open   func(io.Reader) (io.Reader, error)
 	opened io.Reader
+	err    error // of open
 }
 
 func (l *lazyReader) Read(b []byte) (int, error) {
 	if l.opened == nil {
-		var err error
-		if l.opened, err = l.open(l.body); err != nil {
-			return 0, err
-		}
+		l.opened, l.err = l.open(l.body)
+	}
+	if l.err != nil {
+		return 0, l.err
 	}
 	return l.opened.Read(b)
 }

@@ -38,6 +38,8 @@ func (p *player) tick(played <-chan struct{}) {
 			"cpu":       float64(u-cpu) / float64(now-last),
 		}})
 		chunks, cpu, last, late = c, u, now, 0
+	}
+	progress := func() {
 		if p.Progress != nil {
 			p.Progress(p.progress())
 		}
@@ -49,12 +51,14 @@ func (p *player) tick(played <-chan struct{}) {
 			if now := p.now(); now > last {
 				report(now) // the part of a second that is left
 			}
+			progress()
 			return
 		}
 		now := p.now()
 		late = max(late, now-due)
 		if now >= second {
 			report(now)
+			progress()
 			second += (now-second)/time.Second*time.Second + time.Second
 		}
 		due = now + timerStep
