@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -170,5 +171,215 @@ func TestDenseAndSparseAgreeUpToTopK(t *testing.T) {
 		if slices.Equal(sparse[TopK*vocab:], dense[TopK*vocab:]) {
 			t.Errorf("%v: sparse attention reads all of %d tokens", d, len(tokens))
 		}
+	}
+}
+
+// What a step declares is what it uses: a buffer that is no longer read, or is
+// about to be written, may hold anything. So buffers may share memory by these
+// declarations.
+func TestStepsDeclareTheirBuffers(t *testing.T) {
+	const vocab, rows = 50, 130
+	m := testModel(t, vocab)
+	rng := rand.New(rand.NewPCG(15, 16))
+	s := &sequence{tokens: make([]int32, rows), table: []int32{0, 1, 2}}
+	for i := range s.tokens {
+		s.tokens[i] = int32(rng.IntN(vocab))
+	}
+	want := slices.Clone(alone(t, m, s.tokens, FP8, false))
+
+	type launch struct {
+		step
+		layer int
+	}
+	var order []launch
+	list := func(steps []step, l int) {
+		for _, s := range steps {
+			order = append(order, launch{s, l})
+		}
+	}
+	list(embedding, 0)
+	for l := range Layers {
+		list(projection, l)
+		list(storage, l)
+		list(attention, l)
+	}
+	p := &pass{m: m, b: &Batch{Rows: s.rows(rows, 64, 0), Tables: [][]int32{s.table}}, c: newCache(3, 64, FP8), s: m.NewScratch(rows)}
+	for i := range rows {
+		p.b.Logits = append(p.b.Logits, int32(i))
+	}
+	live := func(b buffer, next int) bool {
+		for _, l := range order[next:] {
+			if slices.Contains(l.reads, b) {
+				return true
+			}
+			if slices.Contains(l.writes, b) {
+				return false
+			}
+		}
+		return b == bufResidual // the output reads it
+	}
+	for i, l := range order {
+		for b := range bufferCount {
+			if live(b, i) {
+				continue
+			}
+			for j := range p.s.buffers[b] {
+				p.s.buffers[b][j] = float32(math.NaN())
+			}
+			if b == bufSelected {
+				clear(p.s.selected)
+				clear(p.s.count)
+			}
+		}
+		l.run(p, l.layer, new(worker), 0, rows)
+	}
+	p.logits(nil, 0, rows)
+	sameBits(t, "logits", p.s.logits, want)
+}
+
+// A cache may hold anything when it is broken on purpose. The logits are then
+// wrong or not numbers, but the pass ends, and ends alike each time.
+func TestBrokenCache(t *testing.T) {
+	const vocab, n = 50, 200
+	m := testModel(t, vocab)
+	rng := rand.New(rand.NewPCG(17, 18))
+	s := &sequence{tokens: make([]int32, n), table: []int32{3, 1, 2, 0}}
+	for i := range s.tokens {
+		s.tokens[i] = int32(rng.IntN(vocab))
+	}
+	for _, d := range []IndexDType{FP8, BF16, F32} {
+		for trial := range 20 {
+			c, rng := newCache(4, 64, d), rand.New(rand.NewPCG(19, uint64(trial)))
+			for l := range Layers {
+				for i := range c.Index[l] {
+					c.Index[l][i] = byte(rng.Uint32())
+				}
+				for i := range c.Latent[l] {
+					if rng.IntN(100) == 0 {
+						c.Latent[l][i] = math.Float32frombits(rng.Uint32())
+					}
+				}
+			}
+			s.done = n - 20 // the tokens before were never stored
+			b := &Batch{Rows: s.rows(20, 64, 0), Tables: [][]int32{s.table}, Logits: []int32{0, 19}}
+			var got [2][]float32
+			for i := range got {
+				copyOf := *c
+				for l := range Layers {
+					copyOf.Latent[l], copyOf.Index[l] = slices.Clone(c.Latent[l]), slices.Clone(c.Index[l])
+				}
+				scratch := m.NewScratch(20)
+				scratch.Workers = 1 + i
+				logits, err := m.Forward(b, &copyOf, scratch)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got[i] = logits
+			}
+			sameBits(t, d.String(), got[0], got[1])
+		}
+	}
+}
+
+// A key that is lost or that belongs to another token changes the logits: the
+// lab's faults have an effect.
+func TestIndexKeysMatter(t *testing.T) {
+	const vocab, n = 50, 300
+	m := testModel(t, vocab)
+	rng := rand.New(rand.NewPCG(21, 22))
+	s := &sequence{tokens: make([]int32, n), table: []int32{0, 1, 2, 3, 4}}
+	for i := range s.tokens {
+		s.tokens[i] = int32(rng.IntN(vocab))
+	}
+	for _, d := range []IndexDType{FP8, BF16} {
+		c, scratch := newCache(5, 64, d), m.NewScratch(n)
+		s.done = 0
+		if _, err := m.Forward(&Batch{Rows: s.rows(n-1, 64, 0), Tables: [][]int32{s.table}}, c, scratch); err != nil {
+			t.Fatal(err)
+		}
+		s.done = n - 1
+		last := func() []float32 {
+			logits, err := m.Forward(&Batch{Rows: s.rows(1, 64, 0), Tables: [][]int32{s.table}, Logits: []int32{0}}, c, scratch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.Clone(logits)
+		}
+		want := last()
+		sameBits(t, "the same again", last(), want)
+		clear(c.Index[2][d.PageBytes(64) : 2*d.PageBytes(64)])
+		if slices.Equal(last(), want) {
+			t.Errorf("%v: a page of zeros as index keys changes nothing", d)
+		}
+	}
+}
+
+func TestForwardErrors(t *testing.T) {
+	m := testModel(t, 50)
+	row := Row{Token: 1, Position: 70, Slot: 6}
+	for _, test := range []struct {
+		name, want string
+		edit       func(b *Batch, c *Cache)
+	}{
+		{"token", "row 0: tokens 50, 0, 0", func(b *Batch, _ *Cache) { b.Rows[0].Token = 50 }},
+		{"negative token", "row 0: tokens 1, -1, 0", func(b *Batch, _ *Cache) { b.Rows[0].Prev1 = -1 }},
+		{"older token", "row 0: tokens 1, 0, 99", func(b *Batch, _ *Cache) { b.Rows[0].Prev2 = 99 }},
+		{"position", "position 1024", func(b *Batch, _ *Cache) { b.Rows[0].Position = MaxContext }},
+		{"negative position", "position -1", func(b *Batch, _ *Cache) { b.Rows[0].Position = -1 }},
+		{"slot", "slot 128, the cache has 128", func(b *Batch, _ *Cache) { b.Rows[0].Slot = 128 }},
+		{"negative slot", "slot -1", func(b *Batch, _ *Cache) { b.Rows[0].Slot = -1 }},
+		{"table", "page table 1, the batch has 1", func(b *Batch, _ *Cache) { b.Rows[0].Table = 1 }},
+		{"negative table", "page table -1", func(b *Batch, _ *Cache) { b.Rows[0].Table = -1 }},
+		{"short table", "has 1 pages, position 70 needs 2", func(b *Batch, _ *Cache) { b.Tables[0] = b.Tables[0][:1] }},
+		{"page", "entry 1 of its page table is page 2", func(b *Batch, _ *Cache) { b.Tables[0][1] = 2 }},
+		{"negative page", "is page -1", func(b *Batch, _ *Cache) { b.Tables[0][0] = -1 }},
+		{"logits", "logits of row 1, the batch has 1", func(b *Batch, _ *Cache) { b.Logits[0] = 1 }},
+		{"too many rows", "3 rows and 1 logits, scratch has room for 2", func(b *Batch, _ *Cache) { b.Rows = append(b.Rows, row, row) }},
+		{"too many logits", "1 rows and 3 logits", func(b *Batch, _ *Cache) { b.Logits = []int32{0, 0, 0} }},
+		{"page size", "page size is 24", func(_ *Batch, c *Cache) { c.PageSize = 24 }},
+		{"no page size", "page size is 0", func(_ *Batch, c *Cache) { c.PageSize = 0 }},
+		{"dtype", "IndexDType(3)", func(_ *Batch, c *Cache) { c.IndexDType = 3 }},
+		{"layer without memory", "the cache has 0", func(_ *Batch, c *Cache) { c.Index[2] = nil }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := &Batch{Rows: []Row{row}, Tables: [][]int32{{1, 0}}, Logits: []int32{0}}
+			c, s := newCache(2, 64, FP8), m.NewScratch(2)
+			if _, err := m.Forward(b, c, s); err != nil {
+				t.Fatal(err)
+			}
+			untouched := newCache(2, 64, FP8)
+			c.Latent = untouched.Latent
+			before := slices.Clone(c.Latent[0])
+			test.edit(b, c)
+			if _, err := m.Forward(b, c, s); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+			if !slices.Equal(c.Latent[0], before) {
+				t.Error("the cache was written")
+			}
+		})
+	}
+	logits, err := m.Forward(&Batch{}, newCache(1, 64, FP8), m.NewScratch(1))
+	if err != nil || len(logits) != 0 {
+		t.Errorf("no rows: %v, %v", logits, err)
+	}
+}
+
+// Forward's allocations don't grow with the batch.
+func TestForwardAllocations(t *testing.T) {
+	const vocab = 50
+	m := testModel(t, vocab)
+	c, s := newCache(3, 64, FP8), m.NewScratch(150)
+	allocations := func(n int) float64 {
+		q := &sequence{tokens: make([]int32, n), table: []int32{0, 1, 2}}
+		b := &Batch{Rows: q.rows(n, 64, 0), Tables: [][]int32{q.table}, Logits: []int32{0}}
+		return testing.AllocsPerRun(5, func() {
+			if _, err := m.Forward(b, c, s); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if few, many := allocations(1), allocations(150); few != many || many > 40 {
+		t.Errorf("%g allocations for 1 row, %g for 150; want the same, at most 40", few, many)
 	}
 }

@@ -372,6 +372,10 @@ loop:
 	VFMADD231PS d*4+1024(SI), Y4, Y2    \
 	VFMADD231PS d*4+1536(SI), Y4, Y3
 
+// ahead is how many tokens before its use a row is fetched: the rows lie
+// anywhere in memory.
+#define ahead 8
+
 // func attendScoresAVX2(p, q, latent *float32, slots *int32, n int, scale float32)
 TEXT ·attendScoresAVX2(SB), NOSPLIT, $0-44
 	MOVQ p+0(FP), DI
@@ -380,8 +384,23 @@ TEXT ·attendScoresAVX2(SB), NOSPLIT, $0-44
 	MOVQ slots+24(FP), R9
 	MOVQ n+32(FP), CX
 	VBROADCASTSS scale+40(FP), X8
+	LEAQ -4(R9)(CX*4), R10 // the last slot
 
 token:
+	LEAQ ahead*4(R9), R12
+	CMPQ R12, R10
+	CMOVQGT R10, R12
+	MOVLQSX (R12), R12
+	SHLQ $9, R12
+	ADDQ DX, R12
+	PREFETCHT0 (R12)
+	PREFETCHT0 64(R12)
+	PREFETCHT0 128(R12)
+	PREFETCHT0 192(R12)
+	PREFETCHT0 256(R12)
+	PREFETCHT0 320(R12)
+	PREFETCHT0 384(R12)
+	PREFETCHT0 448(R12)
 	MOVLQSX (R9), R11
 	SHLQ $9, R11
 	ADDQ DX, R11

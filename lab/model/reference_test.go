@@ -3,9 +3,12 @@ package model
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 )
@@ -239,7 +242,7 @@ func agree(t *testing.T, what string, got []float32, want []float64) {
 	}
 }
 
-func TestReference(t *testing.T) {
+func TestFloat64Reference(t *testing.T) {
 	const vocab = 50
 	file, values := randomWeights(7, vocab)
 	m, err := Load(file)
@@ -259,5 +262,59 @@ func TestReference(t *testing.T) {
 				agree(t, fmt.Sprintf("position %d", p), got[p*vocab:(p+1)*vocab], want[p])
 			}
 		})
+	}
+}
+
+// The logits that the trainer recorded, with the weights that the project
+// ships. The weights never come without them.
+func TestRecordedLogits(t *testing.T) {
+	const weights, recorded = "weights/model.safetensors", "testdata/reference.json"
+	file, err := os.ReadFile(weights)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("no trained weights yet")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(recorded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reference struct {
+		Cases []struct {
+			Name      string      `json:"name"`
+			Dense     bool        `json:"dense"`
+			Tokens    []int32     `json:"tokens"`
+			Positions []int       `json:"positions"`
+			Logits    [][]float64 `json:"logits"`
+		} `json:"cases"`
+	}
+	if err := json.Unmarshal(text, &reference); err != nil {
+		t.Fatalf("%s: %v", recorded, err)
+	}
+	m, err := Load(file)
+	if err != nil {
+		t.Fatalf("%s: %v", weights, err)
+	}
+	seen := map[string]bool{}
+	for _, c := range reference.Cases {
+		t.Run(c.Name, func(t *testing.T) {
+			if len(c.Positions) == 0 || len(c.Positions) != len(c.Logits) {
+				t.Fatalf("%d positions, %d rows of logits", len(c.Positions), len(c.Logits))
+			}
+			got := alone(t, m, c.Tokens, F32, c.Dense)
+			for i, p := range c.Positions {
+				if len(c.Logits[i]) != m.Vocab {
+					t.Fatalf("%d logits, the vocabulary has %d", len(c.Logits[i]), m.Vocab)
+				}
+				agree(t, fmt.Sprintf("position %d", p), got[p*m.Vocab:(p+1)*m.Vocab], c.Logits[i])
+				if p >= TopK {
+					seen[fmt.Sprint("dense ", c.Dense)] = true
+				}
+			}
+		})
+	}
+	if !seen["dense true"] || !seen["dense false"] {
+		t.Errorf("%s has no position beyond %d both dense and sparse", recorded, TopK)
 	}
 }
