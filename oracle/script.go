@@ -170,10 +170,9 @@ func countBroken(s string) (n, first int) {
 // signs and marks ("common").
 type scriptID uint8
 
-const (
-	common     scriptID = 0
-	maxScripts          = 256
-)
+const common scriptID = 0
+
+const maxScripts = 256
 
 type scriptSet [maxScripts / 64]uint64
 
