@@ -33,7 +33,7 @@ type agent struct {
 	messages []openai.Message
 	round    int
 	call     history.Call // the right call of the last turn
-	result   string       // Tools Text: heads the next user message
+	result   string       // Tools Text: of the last call, heads the next user message
 }
 
 func newAgent(w *workload, i int, alone bool) Session {
@@ -65,7 +65,6 @@ func (s *agent) Next(prev *openai.Reply) (Turn, bool) {
 	s.round++
 	if s.result != "" {
 		ask = textResult + s.result + "\n" + ask
-		s.result = ""
 	}
 	s.messages = append(s.messages, openai.Message{Role: "user", Content: openai.Text(ask)})
 	turn := s.w.turn(s.messages, history.Expect{

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/culprit-project/culprit/history"
@@ -99,13 +100,22 @@ func solve(t interface{ Fatalf(string, ...any) }, turn Turn) history.Call {
 	}
 }
 
-// wreck makes a wrong reply out of the right one.
+// wreck makes a wrong reply.
 func wreck(t *rapid.T, turn Turn, w Workload) *openai.Reply {
+	right, wrong := RightReply(turn), alter(t, turn, w)
+	if cmp.Equal(right, wrong) { // by chance
+		return nil
+	}
+	return wrong
+}
+
+// alter makes another reply out of the right one.
+func alter(t *rapid.T, turn Turn, w Workload) *openai.Reply {
 	right := RightReply(turn)
 	call := *turn.Expect.Call
 	call.Arguments = maps.Clone(call.Arguments)
 	other := w.Session(1, false).(*agent).world.parcels[0]
-	alter := func(key, value string) {
+	replace := func(key, value string) {
 		if _, ok := call.Arguments[key]; ok {
 			call.Arguments[key] = value
 		}
@@ -143,9 +153,9 @@ func wreck(t *rapid.T, turn Turn, w Workload) *openai.Reply {
 		right.Content += right.Content
 		return right
 	default:
-		alter("parcel", other.name)
-		alter("tag", history.Canary(w.(*workload).key, 7, false))
-		alter("receipt", other.receipt)
+		replace("parcel", other.name)
+		replace("tag", history.Canary(w.(*workload).key, 7, false))
+		replace("receipt", other.receipt)
 		return set(call.Name, arguments(call))
 	}
 }
@@ -167,13 +177,11 @@ func TestAgentCallFollowsFromText(t *testing.T) {
 			Tools:        rapid.SampledFrom([]string{Native, Text}).Draw(t, "tools"),
 		}
 		w := mustNew(t, plan)
-		rights := 0
 		wrong := rapid.IntRange(0, 3).Draw(t, "wrong in three")
 		turns := play(w.Session(0, false), func(turn Turn) *openai.Reply {
 			if rapid.IntRange(1, 3).Draw(t, "reply") <= wrong {
 				return wreck(t, turn, w)
 			}
-			rights++
 			return RightReply(turn)
 		})
 		if plan.OnError != Stop && len(turns) != plan.Rounds {
@@ -223,6 +231,21 @@ func checkRoles(t *rapid.T, turn Turn, plan Plan) {
 	if roles[0] != "system" || roles[len(roles)-1] != "user" {
 		t.Fatalf("roles %v", roles)
 	}
+	if plan.Tools == Native {
+		for i, tool := range turn.Request.Tools {
+			var schema struct {
+				Required   []string
+				Properties map[string]struct{ Type string }
+			}
+			err := json.Unmarshal(tool.Function.Parameters, &schema)
+			if err != nil || tool.Function.Name != tools[i].name || !slices.Equal(schema.Required, tools[i].parameters) || len(schema.Properties) != len(tools[i].parameters) {
+				t.Fatalf("tool %+v: %v", tool, err)
+			}
+		}
+		if len(turn.Request.Tools) != len(tools) {
+			t.Fatalf("%d tools", len(turn.Request.Tools))
+		}
+	}
 	if plan.Tools == Text {
 		for i, role := range roles[1:] {
 			if want := []string{"user", "assistant"}[i%2]; role != want {
@@ -236,14 +259,54 @@ func checkRoles(t *rapid.T, turn Turn, plan Plan) {
 }
 
 // TestAgentRepair: after a wrong reply the conversation is the same as if the
-// reply had been right.
+// reply had been right, and after a failed one even when wrong ones are kept.
 func TestAgentRepair(t *testing.T) {
-	for _, tools := range []string{Native, Text} {
-		w := mustNew(t, Plan{Kind: "agent", Tools: tools})
-		good := play(w.Session(3, false), RightReply)
-		bad := play(w.Session(3, false), func(Turn) *openai.Reply { return &openai.Reply{Content: "salad"} })
-		if g, b := golden(t, good), golden(t, bad); g != b {
-			t.Errorf("%s: a repaired conversation differs from a right one", tools)
+	salad := &openai.Reply{Content: "salad"}
+	for _, test := range []struct {
+		name, onError string
+		reply         func(Turn) *openai.Reply
+	}{
+		{"salad", Repair, func(Turn) *openai.Reply { return salad }},
+		{"nothing", Repair, func(Turn) *openai.Reply { return nil }},
+		{"nothing, continue", Continue, func(Turn) *openai.Reply { return nil }},
+		{"error in mid-stream, continue", Continue, func(Turn) *openai.Reply {
+			return &openai.Reply{Content: "sal", Err: &openai.APIError{Message: "out of memory"}}
+		}},
+		{"the right call twice", Repair, func(turn Turn) *openai.Reply {
+			r := RightReply(turn)
+			r.Content += r.Content
+			r.ToolCalls = append(r.ToolCalls, r.ToolCalls...)
+			return r
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, tools := range []string{Native, Text} {
+				w := mustNew(t, Plan{Kind: "agent", Tools: tools, OnError: test.onError})
+				good, bad := play(w.Session(3, false), RightReply), play(w.Session(3, false), test.reply)
+				if diff := cmp.Diff(marshal(t, good), marshal(t, bad)); diff != "" {
+					t.Errorf("%s: a repaired conversation differs from a right one: %s", tools, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestAgentContinue: a wrong reply stays, and what it did is told.
+func TestAgentContinue(t *testing.T) {
+	for tools, want := range map[string]string{
+		Native: `{"ok":false,"error":"wrong arguments"}`,
+		Text:   "Result: {\"ok\":false,\"error\":\"no call found\"}\n",
+	} {
+		w := mustNew(t, Plan{Kind: "agent", Tools: tools, OnError: Continue})
+		turns := play(w.Session(0, false), func(Turn) *openai.Reply {
+			return &openai.Reply{Content: "salad", ToolCalls: []openai.ToolCall{{Function: openai.FunctionCall{Name: "ship", Arguments: "V V V"}}}}
+		})
+		messages := turns[1].Request.Messages
+		if messages[2].Content != "salad" || !strings.HasPrefix(string(messages[3].Content), want) {
+			t.Errorf("%s: the conversation goes on with %+v", tools, messages[2:])
+		}
+		if tools == Native && (messages[3].ToolCallID == "" || messages[3].ToolCallID != messages[2].ToolCalls[0].ID) {
+			t.Errorf("a call without an id came back as %+v with the result %+v", messages[2], messages[3])
 		}
 	}
 }
@@ -456,6 +519,88 @@ func TestNames(t *testing.T) {
 		}
 		if !regexp.MustCompile(`^[a-z]{4,5}$|^[aeiou][a-z]{3,4}$`).MatchString(a) {
 			t.Errorf("%q isn't a short lower-case word", a)
+		}
+	}
+}
+
+// TestWorld: what each call does and says, whether it is the right one or not.
+func TestWorld(t *testing.T) {
+	w := newWorld(newRand(1, "test", 0, "world"), 3, "abcdefgh2345")
+	p, q := &w.parcels[0], &w.parcels[1]
+	*p = parcel{name: "mara", carrier: "otto", code: "k7f2", dock: "31", receipt: "q8zd", movedAt: -1, shippedAt: -1}
+	w.byName = map[string]*parcel{"mara": p, q.name: q}
+	for _, step := range []struct{ name, args, want string }{
+		{"shop", `{"parcel":"mara"}`, `{"ok":false,"error":"no such tool"}`},
+		{"", `{}`, `{"ok":false,"error":"no such tool"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto"}`, `{"ok":false,"error":"wrong arguments"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto","dock":"31"}`, `{"ok":false,"error":"wrong arguments"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto","code":"k7f2","dock":"31"}`, `{"ok":false,"error":"wrong arguments"}`},
+		{"ship", `{"parcel":"marra","carrier":"otto","code":"k7f2"}`, `{"ok":false,"error":"no such parcel"}`},
+		{"ship", `{"parcel":"mara","carrier":"utto","code":"k7f2"}`, `{"ok":false,"error":"wrong carrier"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto","code":"k7f3"}`, `{"ok":false,"error":"wrong code"}`},
+		{"confirm", `{"receipt":"q8zd"}`, `{"ok":false,"error":"no such receipt"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto","code":"k7f2"}`, `{"ok":true,"parcel":"mara","receipt":"q8zd"}`},
+		{"ship", `{"parcel":"mara","carrier":"otto","code":"k7f2"}`, `{"ok":false,"error":"already shipped"}`},
+		{"confirm", `{"receipt":"q8zd"}`, `{"ok":true}`},
+		{"confirm", `{"receipt":"q8zd"}`, `{"ok":false,"error":"already confirmed"}`},
+		{"move", `{"parcel":"mara","dock":"9"}`, `{"ok":false,"error":"no such dock"}`},
+		{"move", `{"parcel":"mara","dock":"+9"}`, `{"ok":false,"error":"no such dock"}`},
+		{"move", `{"parcel":"mara","dock":"A"}`, `{"ok":false,"error":"no such dock"}`},
+		{"move", `{"parcel":"mara","dock":"77"}`, `{"ok":true,"parcel":"mara","dock":"77"}`},
+		{"sign", `{"parcel":"mara","tag":"abcdefgh2346"}`, `{"ok":false,"error":"wrong tag"}`},
+		{"sign", `{"parcel":"mara","tag":"abcdefgh2345"}`, `{"ok":true}`},
+	} {
+		call, err := decodeArguments(step.name, step.args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := w.do(call, 5); got != step.want {
+			t.Errorf("%s%s says %s, want %s", step.name, step.args, got, step.want)
+		}
+	}
+	if p.shippedAt != 5 || p.movedAt != 5 || p.dock != "77" {
+		t.Errorf("the parcel is %+v", *p)
+	}
+}
+
+// TestWorldIsUnambiguous: in a big world no two names, codes or receipts are
+// the same, and no name begins another.
+func TestWorldIsUnambiguous(t *testing.T) {
+	for _, lines := range []int{512, 5000} {
+		w := newWorld(newRand(1, "test", 0, "world"), lines, "")
+		seen := map[string]bool{}
+		for _, p := range w.parcels {
+			for _, value := range []string{p.name, p.code, p.receipt} {
+				if seen[value] {
+					t.Fatalf("%d lines: %s comes twice", lines, value)
+				}
+				seen[value] = true
+			}
+			if strings.Contains(p.name, "-") != (lines > 512) {
+				t.Fatalf("%d lines: the name %s", lines, p.name)
+			}
+		}
+	}
+}
+
+func TestTextCall(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"name":"sign","arguments":{"parcel":"mara","tag":"x"}}`:           "",
+		" {\"name\": \"sign\", \"arguments\": {}}\n":                        "",
+		"```json\n{\"name\":\"sign\",\"arguments\":{}}\n```":                "",
+		`{"name":"sign","arguments":{"parcel":7}}`:                          "number",
+		`{"name":"sign","arguments":{"parcel":null}}`:                       "null",
+		`{"name":"sign","arguments":null}`:                                  "null",
+		`{"name":"sign"}`:                                                   "unexpected end",
+		`{"arguments":{}}`:                                                  "no name",
+		`{"name":"sign","arguments":{}} and {"name":"sign","arguments":{}}`: "after top-level value",
+		"```":                     "invalid character",
+		"I sign for parcel mara.": "invalid character",
+		"":                        "unexpected end",
+	} {
+		_, err := textCall(text)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
 }

@@ -258,7 +258,7 @@ func TestBurst(t *testing.T) {
 func TestLegs(t *testing.T) {
 	for kind, want := range map[string]string{"evict": "cold device - - - - - - host", "churn": "cancelled retry again"} {
 		w := mustNew(t, Plan{Kind: kind})
-		prompts := map[string]string{}
+		prompts, fillers := map[string]string{}, map[string]bool{}
 		for i := range 4 {
 			for _, alone := range []bool{false, true} {
 				turns := play(w.Session(i, alone), func(Turn) *openai.Reply { return nil })
@@ -271,6 +271,11 @@ func TestLegs(t *testing.T) {
 							legs = append(legs, "-")
 							if diff := cmp.Diff(history.Expect{Canary: e.Canary}, e); diff != "" {
 								t.Errorf("a filler expects something: %s", diff)
+							}
+							if filler := heard(turn); fillers[filler] {
+								t.Errorf("a filler comes twice: %.80q", filler)
+							} else {
+								fillers[filler] = true
 							}
 							continue
 						}
