@@ -43,16 +43,15 @@ func (v *View) given() iter.Seq[string] {
 // bare quotes is the member's.
 func (v *View) maxTokens() int {
 	key := []byte(`"max_tokens":`)
-	for raw := v.Op.Request; ; {
-		at := bytes.LastIndex(raw, key)
+	for rest := []byte(v.Op.Request); ; {
+		at := bytes.Index(rest, key)
 		if at < 0 {
 			return 0
 		}
-		value := bytes.TrimLeft(raw[at+len(key):], " ")
-		end := bytes.IndexFunc(value, func(r rune) bool { return r < '0' || r > '9' })
-		if n, err := strconv.Atoi(string(value[:max(end, 0)])); err == nil {
+		rest = bytes.TrimLeft(rest[at+len(key):], " ")
+		end := bytes.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
+		if n, err := strconv.Atoi(string(rest[:max(end, 0)])); err == nil {
 			return n
-		}
-		raw = raw[:at] // a tool's parameter of that name
+		} // else a tool's parameter of that name
 	}
 }

@@ -34,8 +34,9 @@ const (
 // Measured is a rate that was counted. The zero value says that it hasn't
 // been measured yet.
 type Measured struct {
-	Alarms, Trials int
-	On             string // what it was counted on
+	Alarms int    `json:"alarms"`
+	Trials int    `json:"trials"`
+	On     string `json:"on"` // what it was counted on
 }
 
 // Classes is the one table of what may be found, and what it takes to convict.
@@ -49,11 +50,11 @@ var Classes = []Rule{
 	{Class: WrongArgument, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 
 	// The text itself: script.go, run.go, repetition.go, special.go, empty.go.
-	{Class: MixedScripts, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak or multilingual model strays into other scripts alone too"},
-	{Class: BrokenText, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a model that writes bytes can write half a character alone too"},
-	{Class: ConstantRun, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: Repetition, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "small greedy models loop alone too"},
-	{Class: SpecialToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "some servers show special tokens alone too, and a model can spell one out"},
+	{Class: MixedScripts, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak or multilingual model strays into other scripts alone too", FalseAlarm: Measured{878, 261834, ordinaryText}},
+	{Class: BrokenText, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a model that writes bytes can write half a character alone too", FalseAlarm: Measured{47, 261834, ordinaryText}},
+	{Class: ConstantRun, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{128, 261834, ordinaryText}},
+	{Class: Repetition, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "small greedy models loop alone too", FalseAlarm: Measured{455, 261834, ordinaryText}},
+	{Class: SpecialToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "some servers show special tokens alone too, and a model can spell one out", FalseAlarm: Measured{39, 261834, ordinaryText}},
 	{Class: EmptyReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 	{Class: CutReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
 
@@ -88,7 +89,14 @@ var Classes = []Rule{
 
 // Reasons that several rules share.
 const (
-	modelSlips     = "models slip alone and cold too, so only the excess over the control arm is the server's"
+	modelSlips = "models slip alone and cold too, so only the excess over the control arm is the server's"
+	// ordinaryText is what TestFalseAlarms cuts into pieces and counts on: a
+	// machine's manual pages (a tenth of them in 22 other languages), package
+	// documentation, READMEs, and Python's and Go's own source with their
+	// tests. Nearly all alarms are texts about the very thing: tables of
+	// characters, names in their own script, generated tables of like rows,
+	// PostScript, chat templates.
+	ordinaryText   = "ordinary text and code in pieces of 2,400 bytes, each with the piece before it as its prompt"
 	serverDialects = "servers have their dialects and show them alone too, so only the excess over the control arm is damage"
 )
 
@@ -96,16 +104,6 @@ const (
 // half a percent of the ops. Below it a run would need thousands of ops to
 // tell a server's doing from the model's.
 const smallestExcess = 0.005
-
-// rule finds a class' row.
-func rule(c Class) (Rule, bool) {
-	for _, r := range Classes {
-		if r.Class == c {
-			return r, true
-		}
-	}
-	return Rule{}, false
-}
 
 // The verdict: judge.go.
 const (
