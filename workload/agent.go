@@ -14,7 +14,7 @@ import (
 
 var agentDefaults = Plan{
 	Sessions: 8, Rounds: 4, ContextLines: 28, OnError: Repair, Tools: Native,
-	MaxTokens: 128, // a right call takes 30 to 80
+	MaxTokens: 128, // a right call is at most 90 characters of JSON
 }
 
 // keptTextLimit is the most of a reply's text, in bytes, that goes back into

@@ -140,7 +140,7 @@ func newMixed(w *workload, i int, alone bool) Session {
 			turn.Request.ResponseFormat = json.RawMessage(
 				`{"type":"json_schema","json_schema":{"name":"code","strict":true,"schema":` + codeSchema + `}}`)
 		}
-		// A code or an object of one takes at most 32.
+		// A code has 5 characters, an object of one 16.
 		turn.Request.MaxTokens = max(w.plan.MaxTokens/(1+r.IntN(4)), min(32, w.plan.MaxTokens))
 		return turn
 	}}

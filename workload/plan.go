@@ -163,7 +163,7 @@ func (p Plan) WithDefaults() (Plan, error) {
 		bad("run_key is %d characters of something else than hex with at least 8 bytes", len(p.RunKey))
 	}
 	defaults := k.defaults
-	if defaults.MaxTokens == 0 { // a line to be repeated takes 6 to 12
+	if defaults.MaxTokens == 0 { // a line to be repeated has at most 17 characters, mostly 11
 		defaults.MaxTokens = 64 + 16*cmp.Or(p.CopyLines, defaults.CopyLines)
 	}
 	for _, knob := range knobs {
