@@ -163,20 +163,18 @@ func kept(text string) openai.Text {
 	return openai.Text(strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// textCall reads a call from a reply's text: one JSON object, which may stand
-// in a Markdown fence.
+// textCall reads a call from a reply's text: the first JSON object in it. What
+// stands around it, a Markdown fence or prose, is the model's manner.
 func textCall(text string) (history.Call, error) {
-	text = strings.TrimSpace(text)
-	if inner, ok := strings.CutPrefix(text, "```"); ok {
-		if inner, ok = strings.CutSuffix(inner, "```"); ok {
-			text = strings.TrimPrefix(inner, "json")
-		}
+	start := strings.IndexByte(text, '{')
+	if start < 0 {
+		return history.Call{}, errors.New("no JSON object")
 	}
 	var call struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
 	}
-	if err := json.Unmarshal([]byte(text), &call); err != nil {
+	if err := json.NewDecoder(strings.NewReader(text[start:])).Decode(&call); err != nil {
 		return history.Call{}, err
 	}
 	if call.Name == "" {

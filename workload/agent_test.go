@@ -584,23 +584,27 @@ func TestWorldIsUnambiguous(t *testing.T) {
 }
 
 func TestTextCall(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"name":"sign","arguments":{"parcel":"mara","tag":"x"}}`:           "",
-		" {\"name\": \"sign\", \"arguments\": {}}\n":                        "",
-		"```json\n{\"name\":\"sign\",\"arguments\":{}}\n```":                "",
-		`{"name":"sign","arguments":{"parcel":7}}`:                          "number",
-		`{"name":"sign","arguments":{"parcel":null}}`:                       "null",
-		`{"name":"sign","arguments":null}`:                                  "null",
-		`{"name":"sign"}`:                                                   "unexpected end",
-		`{"arguments":{}}`:                                                  "no name",
-		`{"name":"sign","arguments":{}} and {"name":"sign","arguments":{}}`: "after top-level value",
-		"```":                     "invalid character",
-		"I sign for parcel mara.": "invalid character",
-		"":                        "unexpected end",
+	for _, test := range []struct{ text, want string }{
+		{`{"name":"sign","arguments":{"parcel":"mara","tag":"x"}}`, ""},
+		{" {\"name\": \"sign\", \"arguments\": {}}\n", ""},
+		{"```json\n{\"name\":\"sign\",\"arguments\":{}}\n```", ""},
+		{`Sure: {"name":"sign","arguments":{}} and {"name":"ship"}`, ""},
+		{`{"name":"sign","arguments":{"parcel":7}}`, "number"},
+		{`{"name":"sign","arguments":{"parcel":null}}`, "null"},
+		{`{"name":"sign","arguments":null}`, "null"},
+		{`{"name":"sign"}`, "unexpected end"},
+		{`{"name":"sign","arguments":{"parcel":"ma`, "unexpected EOF"},
+		{`{"arguments":{}}`, "no name"},
+		{`{sign}`, "invalid character"},
+		{"I sign for parcel mara.", "no JSON object"},
+		{"", "no JSON object"},
 	} {
-		_, err := textCall(text)
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: error %v, want %q", text, err, want)
+		call, err := textCall(test.text)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: error %v, want %q", test.text, err, test.want)
+		}
+		if err == nil && call.Name != "sign" {
+			t.Errorf("%q is read as %+v", test.text, call)
 		}
 	}
 }
