@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 	"unicode/utf16"
@@ -323,7 +322,7 @@ func (d *decoder) text() ([]byte, error) {
 	if raw[0] != '"' {
 		return nil, errors.New("not a string")
 	}
-	return slices.Clip(unescape(raw[1 : len(raw)-1])), nil
+	return unescape(raw[1 : len(raw)-1]), nil
 }
 
 // setText keeps the string that is there when it is the same, which saves its
@@ -343,7 +342,7 @@ func (d *decoder) base64() ([]byte, error) {
 	}
 	// In place: three bytes out never overtake four bytes in.
 	n, err := base64.StdEncoding.Strict().Decode(b, b)
-	return b[:n:n], err
+	return b[:n], err
 }
 
 func (d *decoder) number() (float64, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,22 +111,33 @@ func TestDamagedMiddle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustWrite(t, w, entry{Op: &Op{ID: 1}})
-	size := file.Len()
-	for id := range int64(50) {
-		mustWrite(t, w, entry{Op: &Op{ID: id + 2, Error: fmt.Sprintf("error number %d", id*id*id)}})
+	var size [3]int // after each op
+	var want []entry
+	for i := range size {
+		want = append(want, entry{Op: &Op{ID: int64(i), Request: streamOp(rand.New(rand.NewPCG(1, uint64(i))), 1, 0).Request}})
+		mustWrite(t, w, want[i])
+		size[i] = file.Len()
 	}
-	damaged := file.Bytes()
-	for i := range 12 {
-		damaged[size+3+i] = 0xff
-	}
-	r, err := NewReader(bytes.NewReader(damaged))
-	if err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	got, err := readAll(t, r)
-	if err == nil || r.Truncated() || len(got) != 1 || !strings.Contains(err.Error(), "record 3, byte 3") || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("%d records, truncated %t, error %v", len(got), r.Truncated(), err)
+	const blockHeader = 3
+	for i := size[0] + blockHeader; i < size[1]; i++ {
+		for _, flip := range []byte{1, 0x10, 0x80, 0xff} {
+			damaged := bytes.Clone(file.Bytes())
+			damaged[i] ^= flip
+			r, err := NewReader(bytes.NewReader(damaged))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := readAll(t, r)
+			if err == nil && !r.Truncated() && cmp.Equal(got, want, equal) {
+				continue // a bit of the block that doesn't count
+			}
+			if err == nil || r.Truncated() || !strings.Contains(err.Error(), "read history: record ") || !strings.Contains(err.Error(), " uncompressed: ") {
+				t.Fatalf("byte %d ^ %#x: %d records, truncated %t, error %v", i, flip, len(got), r.Truncated(), err)
+			}
+		}
 	}
 }
 
@@ -231,6 +243,7 @@ func TestForeignLines(t *testing.T) {
 // Nothing of a record shows in the next one.
 func TestRecordsAreIndependent(t *testing.T) {
 	full := sample()[1]
+	full.Op.Error = "e"
 	var file buffer
 	w, err := newWriter("memory", &file, Header{})
 	if err != nil {
@@ -267,9 +280,10 @@ func TestSlicesEndWhereTheyEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = append(rec.Op.Request, "xxxxxxxxxxxxxxxxxx"...)
+	long := strings.Repeat("x", 30)
+	_ = append(rec.Op.Request, long...)
 	for _, c := range rec.Op.Chunks {
-		_ = append(c.Data, "xxxxxxxx"...)
+		_ = append(c.Data, long...)
 	}
 	var got []string
 	for _, c := range rec.Op.Chunks {
@@ -336,7 +350,7 @@ func TestInputFails(t *testing.T) {
 func TestScanner(t *testing.T) {
 	for _, s := range []string{
 		`0`, `-0`, `-`, `01`, `1.`, `.5`, `1.5`, `1e`, `1e+`, `1e+5`, `1E-5`, `1.e5`, `+1`, `tru`, `true`, `truee`, `nul`, `null`, `false`,
-		`"`, `""`, `"a`, `"\`, `"\"`, `"\x"`, `"\u00e"`, `"\u00eG"`, `"\u00Eg"`, `"\u00eF"`, "\"\x1f\"", "\"\x7f\"", "\"aaaaaaaa\x01aaaa\"", "\"aaaaaaaaa\xffa\"",
+		`"`, `""`, `"a`, `"\`, `"\"`, `"\x"`, `"\u00e"`, `"\u00eG"`, `"\u00Eg"`, `"\u00eF"`, "\"\x1f\"", "\"\x7f\"", "\"aaaaaaaa\x01aaaa\"", "\"aaaaaaaaa\xffa\"", "\"aaaa\x1faaaaaaaaaaaa\"", "\"\xff\x7f\x80 !#[]aaaa\"",
 		`{`, `{}`, `{ }`, `{"a"}`, `{"a":}`, `{"a":1}`, `{"a":1,}`, `{,}`, `{"a":1 "b":2}`, `{a:1}`, `{"a":1,"b":[2,{"c":3}]}`,
 		`[`, `[]`, `[ ]`, `[1,]`, `[,1]`, `[1 2]`, `[1,2]`, `]`, `}`, ``, ` `,
 	} {
