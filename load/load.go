@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -248,16 +247,15 @@ func (p *player) closedLoop() {
 // openLoop starts sessions at times that are drawn beforehand.
 func (p *player) openLoop() {
 	var sessions sync.WaitGroup
-	random := rand.New(rand.NewPCG(p.Seed, 0x6172726976616c73)) // "arrivals"
-	perSecond := p.RequestRate / p.TurnsPerSession
-	at := p.begun
-	for i := range p.Sessions {
-		at += time.Duration(random.ExpFloat64() / perSecond * float64(time.Second))
-		if !p.sleepUntil(at) {
+	started := 0
+	for at := range workload.Arrivals(p.Seed, p.RequestRate/p.TurnsPerSession) {
+		planned := p.begun + at
+		if started == p.Sessions || !p.sleepUntil(planned) {
 			break
 		}
-		planned := at
-		sessions.Go(func() { p.play(p.FirstSession+i, planned) })
+		number := p.FirstSession + started
+		sessions.Go(func() { p.play(number, planned) })
+		started++
 	}
 	sessions.Wait()
 }

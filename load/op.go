@@ -36,6 +36,7 @@ var (
 	errPlanned  = errors.New("hung up as planned")
 	errTimeout  = errors.New("timed out")
 	errDone     = errors.New("the stream stayed open after [DONE]")
+	errNoEvent  = errors.New("the stream ended without an event")
 	errNoStream = errors.New("not a stream of server-sent events")
 	errTooLarge = fmt.Errorf("the reply is larger than %d MiB", replyLimit>>20)
 )
@@ -206,11 +207,15 @@ func (p *player) readStream(ctx context.Context, hangUp context.CancelCauseFunc,
 		switch {
 		case errors.Is(err, io.EOF):
 			rec.op.LastByte = rec.at
-			if n == 1 && len(rec.head) > 0 { // nothing of it was an event
+			switch {
+			case n > 1:
+				return nil
+			case len(rec.head) == 0: // llama-cpp-python, when the prompt is too long
+				return errNoEvent
+			default:
 				rec.add(rec.at, rec.head)
 				return errNoStream
 			}
-			return nil
 		case err != nil && errors.Is(context.Cause(ctx), errDone):
 			rec.op.LastByte = last
 			return nil
@@ -291,8 +296,8 @@ func (s *stampReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// recording is an op while it happens. Its chunks are kept in two slices
-// without pointers, which cost the garbage collector nothing.
+// recording is an op while it happens. Until its end its chunks are bytes in
+// blocks and places in them, which cost the garbage collector nothing.
 type recording struct {
 	op         history.Op
 	at         time.Duration // of the last read
@@ -301,45 +306,67 @@ type recording struct {
 	location   string        // where a redirect leads
 	size       int
 
-	data   []byte
-	ends   []chunkEnd
+	blocks [][]byte
+	places []place
 	chunks []history.Chunk
 
 	assembler openai.Assembler
 }
 
-type chunkEnd struct {
-	at  time.Duration
-	end int // in data
+// place is where a chunk's data is. A chunk lies in one block.
+type place struct {
+	at         time.Duration
+	block      int
+	start, end int
 }
 
-var recordings = sync.Pool{New: func() any { return new(recording) }}
+// blockSize fits a hundred usual chunks; a larger chunk has a block of its own.
+const blockSize = 32 << 10
 
-// maxKept is the largest buffer that is kept for another op.
-const maxKept = 1 << 20
+var (
+	recordings = sync.Pool{New: func() any { return new(recording) }}
+	blocks     = sync.Pool{New: func() any { return new([blockSize]byte) }}
+)
+
+// maxKept is the largest number of chunks that a recording used again has room for.
+const maxKept = 1 << 16
 
 func (r *recording) release() {
-	if cap(r.data) > maxKept || cap(r.ends) > maxKept/16 {
+	for _, b := range r.blocks {
+		if cap(b) == blockSize {
+			blocks.Put((*[blockSize]byte)(b[:blockSize]))
+		}
+	}
+	if cap(r.places) > maxKept {
 		return
 	}
+	clear(r.blocks)
 	clear(r.chunks)
 	r.assembler.Reset()
-	*r = recording{head: r.head[:0], data: r.data[:0], ends: r.ends[:0], chunks: r.chunks[:0], assembler: r.assembler}
+	*r = recording{head: r.head[:0], blocks: r.blocks[:0], places: r.places[:0], chunks: r.chunks[:0], assembler: r.assembler}
 	recordings.Put(r)
 }
 
 func (r *recording) add(at time.Duration, data []byte) {
-	r.data = append(r.data, data...)
-	r.ends = append(r.ends, chunkEnd{at, len(r.data)})
+	n := len(r.blocks) - 1
+	if n < 0 || len(data) > cap(r.blocks[n])-len(r.blocks[n]) {
+		n++
+		if len(data) > blockSize {
+			r.blocks = append(r.blocks, make([]byte, 0, len(data)))
+		} else {
+			r.blocks = append(r.blocks, blocks.Get().(*[blockSize]byte)[:0])
+		}
+	}
+	start := len(r.blocks[n])
+	r.blocks[n] = append(r.blocks[n], data...)
+	r.places = append(r.places, place{at, n, start, start + len(data)})
 	r.size += len(data) + chunkCost
 }
 
 // finish gives the op its chunks.
 func (r *recording) finish(op *history.Op) {
-	start := 0
-	for _, c := range r.ends {
-		r.chunks = append(r.chunks, history.Chunk{At: c.at, Data: r.data[start:c.end:c.end]})
-		start = c.end
+	for _, c := range r.places {
+		r.chunks = append(r.chunks, history.Chunk{At: c.at, Data: r.blocks[c.block][c.start:c.end:c.end]})
 	}
 	op.Chunks = r.chunks
 }
@@ -347,7 +374,10 @@ func (r *recording) finish(op *history.Op) {
 // reply puts the op's reply together.
 func (r *recording) reply() *openai.Reply {
 	if r.op.Status >= 400 || !r.op.Stream {
-		return openai.ReadBody(r.data)
+		if len(r.chunks) == 0 {
+			return openai.ReadBody(nil)
+		}
+		return openai.ReadBody(r.chunks[0].Data)
 	}
 	for _, c := range r.chunks {
 		r.assembler.Add(c.Data)

@@ -94,6 +94,7 @@ func TestServers(t *testing.T) {
 		{"an error that repeats the key", "HTTP/1.1 401 Unauthorized\r\nConnection: close\r\n\r\n" + `{"error":"bad key sk-0123456789abcdef"}`, false, false, history.Failed, "HTTP 401: bad key [secret]", 401, true, []string{`{"error":"bad key [secret]"}`}, ""},
 		{"a page where a reply should be", "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n<html>login</html>", false, false, history.Failed, "not a reply: <html>login</html>", 200, false, []string{"<html>login</html>"}, ""},
 		{"a page in a stream's type", streamOK + "<html>login</html>", false, false, history.Failed, "not a stream of server-sent events", 200, true, []string{"<html>login</html>"}, ""},
+		{"a stream of nothing", streamOK, false, false, history.Failed, "the stream ended without an event", 200, true, nil, ""},
 		{"a redirect", "HTTP/1.1 307 Temporary Redirect\r\nLocation: https://elsewhere/v1\r\nContent-Length: 0\r\n\r\n", false, false, history.Failed, "HTTP 307, which redirects to https://elsewhere/v1", 307, false, nil, ""},
 		{"an error in mid-stream", streamOK + "data: " + chunkA + "\n\ndata: {\"error\":{\"message\":\"boom\"}}\n\ndata: [DONE]\n\n", false, false, history.Failed, "error in mid-stream: boom", 200, true, []string{chunkA, `{"error":{"message":"boom"}}`, "[DONE]"}, ""},
 		{"an error event of plain text", streamOK + "event: error\ndata: boom\n\n", false, false, history.Failed, "error in mid-stream: boom", 200, true, []string{"boom"}, ""},
