@@ -17,7 +17,7 @@ const module = "github.com/culprit-project/culprit/"
 var (
 	layers = [][]string{
 		{"openai", "history", "stats", "design", "ledger", "lab/fault", "internal/term"},
-		{"workload", "oracle", "target", "probe", "search", "lab/model", "lab/graph"},
+		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model", "lab/graph"},
 		{"load", "lab/host", "lab/sched"},
 		{"experiment", "lab/disagg"},
 		{"report", "lab"},
@@ -27,7 +27,7 @@ var (
 	}
 	planned = []string{
 		"design", "ledger", "probe", "search", "internal/mcp",
-		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host", "lab/sched",
+		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host",
 	}
 )
 

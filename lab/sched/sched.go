@@ -1,0 +1,352 @@
+// Package sched decides which requests join the next step: continuous
+// batching with chunked prefill, a prefix cache, and retraction when memory
+// runs out. It is a state machine with one owner and no clock; it never looks
+// at what pages hold. Its API may change.
+package sched
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/culprit-project/culprit/lab/kv"
+)
+
+// Config is fixed for a scheduler's life.
+type Config struct {
+	Pages        int  // of the pool, the reserved one included
+	PageSize     int  // tokens
+	MaxRunning   int  // requests that have pages at once
+	ChunkTokens  int  // the most tokens that one step prefills
+	NoRadix      bool // don't share prefixes
+	RetractEvery int  // for tests: retract one request each so many decode steps; 0 never
+}
+
+// Request is one sequence. The owner of the scheduler reads it; only the
+// scheduler writes what isn't exported.
+type Request struct {
+	ID        uint64
+	Prompt    []int32
+	MaxTokens int // of Output
+	Output    []int32
+
+	CachedTokens int // of the prompt, that were found in the cache when it was first admitted; -1 before
+	Retractions  int
+
+	order    uint64 // of arrival
+	table    []int32
+	computed int // positions whose cache entries exist
+}
+
+// Table is the request's page table; valid until the scheduler's next call.
+func (r *Request) Table() []int32 { return r.table }
+
+// Len is the number of tokens, prompt and output.
+func (r *Request) Len() int { return len(r.Prompt) + len(r.Output) }
+
+// Token is the token at a position; 0 before the first.
+func (r *Request) Token(position int) int32 {
+	switch {
+	case position < 0:
+		return 0
+	case position < len(r.Prompt):
+		return r.Prompt[position]
+	default:
+		return r.Output[position-len(r.Prompt)]
+	}
+}
+
+// tokens are the first n.
+func (r *Request) tokens(n int) []int32 {
+	if n <= len(r.Prompt) {
+		return r.Prompt[:n]
+	}
+	return slices.Concat(r.Prompt, r.Output[:n-len(r.Prompt)])
+}
+
+// Step is what to compute next: positions [From, To) of each item. A step is
+// all prefill or all decode, as on the servers that this one is modelled on:
+// only decode steps can be captured.
+type Step struct {
+	Prefill bool
+	Items   []Item
+}
+
+// Item is one request's part of a step. When To is the request's length, the
+// step yields its next token.
+type Item struct {
+	Request  *Request
+	From, To int
+}
+
+// Samples says whether the item yields a token.
+func (i Item) Samples() bool { return i.To == i.Request.Len() }
+
+// Stats counts what the scheduler did since its start.
+type Stats struct {
+	PrefillSteps, DecodeSteps, Retractions, Chunked uint64
+	PromptTokens, CachedTokens, Evicted             uint64
+}
+
+// Scheduler holds waiting and running requests and their memory.
+type Scheduler struct {
+	config  Config
+	pages   *kv.Pages
+	tree    *kv.Tree
+	waiting []*Request // by arrival
+	running []*Request // by admission
+	arrived uint64
+	stats   Stats
+}
+
+// New makes an idle scheduler.
+func New(c Config) *Scheduler {
+	pages := kv.NewPages(c.Pages)
+	return &Scheduler{config: c, pages: pages, tree: kv.NewTree(pages, c.PageSize)}
+}
+
+// Stats returns the counts so far.
+func (s *Scheduler) Stats() Stats {
+	s.stats.Evicted = s.tree.Evicted()
+	return s.stats
+}
+
+// Waiting and Running count requests.
+func (s *Scheduler) Waiting() int { return len(s.waiting) }
+
+// Running counts the requests that have pages.
+func (s *Scheduler) Running() int { return len(s.running) }
+
+// FreePages counts pages that nobody uses, CachedPages those in the tree.
+func (s *Scheduler) FreePages() int { return s.pages.Free() }
+
+// CachedPages counts the pages of known prefixes.
+func (s *Scheduler) CachedPages() int { return s.tree.Size() }
+
+// Capacity is the number of tokens that one request can hold at most.
+func (s *Scheduler) Capacity() int { return s.pages.Total() * s.config.PageSize }
+
+// Add queues a request. One that could never run, however empty the pool, is
+// an error.
+func (s *Scheduler) Add(r *Request) error {
+	if need := len(r.Prompt) + r.MaxTokens; need > s.Capacity() {
+		return fmt.Errorf("the request may need %d tokens of cache and the pool holds %d", need, s.Capacity())
+	}
+	s.arrived++
+	r.order, r.CachedTokens = s.arrived, -1
+	s.waiting = append(s.waiting, r)
+	return nil
+}
+
+// Remove ends a request wherever it is: finished, cancelled or failed. What it
+// has computed stays known as a prefix.
+func (s *Scheduler) Remove(r *Request) {
+	if i := slices.Index(s.waiting, r); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+		return
+	}
+	if i := slices.Index(s.running, r); i >= 0 {
+		s.running = slices.Delete(s.running, i, i+1)
+		s.release(r)
+	}
+}
+
+// Flush forgets all prefixes that nobody is using.
+func (s *Scheduler) Flush() { s.tree.Evict(s.tree.Size()) }
+
+// Schedule chooses the next step; nil when there is nothing to do. Prefill
+// comes first: a new request's first token is worth more than a running one's
+// next. Done takes the step's results before the next call.
+func (s *Scheduler) Schedule() *Step {
+	if step := s.prefill(); step != nil {
+		s.stats.PrefillSteps++
+		return step
+	}
+	step := s.decode()
+	if step == nil && len(s.waiting) > 0 { // every runner was retracted
+		if step = s.prefill(); step != nil {
+			s.stats.PrefillSteps++
+		}
+		return step
+	}
+	if step != nil {
+		s.stats.DecodeSteps++
+	}
+	return step
+}
+
+// prefill fills a step with parts of prompts: of running requests that were
+// cut by an earlier step's limit, then of waiting ones in their order.
+func (s *Scheduler) prefill() *Step {
+	room := s.config.ChunkTokens
+	step := &Step{Prefill: true}
+	add := func(r *Request) {
+		to := min(r.Len(), r.computed+room)
+		if to < r.Len() {
+			s.stats.Chunked++
+		}
+		step.Items = append(step.Items, Item{r, r.computed, to})
+		room -= to - r.computed
+	}
+	for _, r := range s.running {
+		if room > 0 && r.computed < r.Len()-1 {
+			add(r)
+		}
+	}
+	for room > 0 && len(s.waiting) > 0 && len(s.running) < s.config.MaxRunning {
+		r := s.waiting[0]
+		if !s.admit(r) {
+			break // later ones must not overtake it for ever
+		}
+		s.waiting = s.waiting[1:]
+		s.running = append(s.running, r)
+		add(r)
+	}
+	if len(step.Items) == 0 {
+		return nil
+	}
+	return step
+}
+
+// admit gives a request the pages for all its tokens, and keeps one in hand
+// for each runner's next: admitting what must be retracted at once gains
+// nothing. The first one is always let in if it fits.
+func (s *Scheduler) admit(r *Request) bool {
+	// The last token is computed even if its page is known: it yields the next.
+	if !s.config.NoRadix {
+		r.table = s.tree.Match(r.tokens(r.Len() - 1))
+	}
+	known := len(r.table)
+	reserve := len(s.running)
+	if !s.grow(r, r.Len(), reserve) {
+		s.pages.Release(r.table...)
+		r.table = nil
+		return false
+	}
+	r.computed = known * s.config.PageSize
+	if r.CachedTokens < 0 {
+		r.CachedTokens = r.computed
+		s.stats.PromptTokens += uint64(len(r.Prompt))
+		s.stats.CachedTokens += uint64(r.computed)
+	}
+	return true
+}
+
+// grow gives a request pages for n tokens, evicting known prefixes if it
+// must, and leaves reserve pages that could still be had. It does nothing if
+// that can't be done.
+func (s *Scheduler) grow(r *Request, n, reserve int) bool {
+	want := (n+s.config.PageSize-1)/s.config.PageSize - len(r.table)
+	if want <= 0 {
+		return true
+	}
+	short := want - s.pages.Free()
+	if short+reserve > 0 && short+reserve > s.tree.Evictable() {
+		return false
+	}
+	if short > 0 {
+		s.tree.Evict(short)
+	}
+	r.table = append(r.table, s.pages.Alloc(want)...)
+	return true
+}
+
+// decode takes every running request one token further; where memory is
+// short, the latest ones are retracted.
+func (s *Scheduler) decode() *Step {
+	if n := s.config.RetractEvery; n > 0 && len(s.running) > 1 && s.stats.DecodeSteps%uint64(n) == uint64(n)-1 {
+		s.retract(s.latest())
+	}
+	for i := 0; i < len(s.running); {
+		r := s.running[i]
+		if s.grow(r, r.Len(), 0) {
+			i++
+			continue
+		}
+		s.retract(s.latest())
+		i = 0 // the order of the rest may have changed
+	}
+	if len(s.running) == 0 {
+		return nil
+	}
+	step := &Step{}
+	for _, r := range s.running {
+		step.Items = append(step.Items, Item{r, r.Len() - 1, r.Len()})
+	}
+	return step
+}
+
+// latest is the running request that arrived last.
+func (s *Scheduler) latest() *Request {
+	return slices.MaxFunc(s.running, func(a, b *Request) int { return cmp.Compare(a.order, b.order) })
+}
+
+// retract takes a running request's memory and makes it wait again, in its
+// old place. It keeps its output and computes its cache entries anew.
+func (s *Scheduler) retract(r *Request) {
+	s.running = slices.Delete(s.running, slices.Index(s.running, r), slices.Index(s.running, r)+1)
+	s.release(r)
+	r.Retractions++
+	s.stats.Retractions++
+	at, _ := slices.BinarySearchFunc(s.waiting, r, func(a, b *Request) int { return cmp.Compare(a.order, b.order) })
+	s.waiting = slices.Insert(s.waiting, at, r)
+}
+
+// release gives a request's pages back; the tree keeps the whole ones.
+func (s *Scheduler) release(r *Request) {
+	s.remember(r)
+	s.pages.Release(r.table...)
+	r.table, r.computed = nil, 0
+}
+
+func (s *Scheduler) remember(r *Request) {
+	if !s.config.NoRadix {
+		s.tree.Insert(r.tokens(r.computed), r.table)
+	}
+}
+
+// Done takes a step's results: the cache entries exist, and sampled has a
+// token for each item that yields one, in their order.
+func (s *Scheduler) Done(step *Step, sampled []int32) {
+	for _, item := range step.Items {
+		r := item.Request
+		samples := item.Samples()
+		r.computed = item.To
+		if step.Prefill {
+			s.remember(r) // others with the same prefix may use it at once
+		}
+		if samples {
+			r.Output = append(r.Output, sampled[0])
+			sampled = sampled[1:]
+		}
+	}
+}
+
+// Check says what is wrong with the books.
+func (s *Scheduler) Check() error {
+	tables := [][]int32{s.tree.Pages()}
+	for _, r := range s.running {
+		tables = append(tables, r.table)
+		switch have := len(r.table) * s.config.PageSize; {
+		case r.computed > have:
+			return fmt.Errorf("request %d has computed %d tokens in pages for %d", r.ID, r.computed, have)
+		case r.computed >= r.Len() && len(r.Output) < r.MaxTokens:
+			return fmt.Errorf("request %d has computed %d of %d tokens, and the last yields the next", r.ID, r.computed, r.Len())
+		}
+	}
+	for i, r := range s.waiting {
+		switch {
+		case len(r.table) > 0 || r.computed > 0:
+			return fmt.Errorf("request %d is waiting and has %d pages", r.ID, len(r.table))
+		case i > 0 && s.waiting[i-1].order > r.order:
+			return fmt.Errorf("request %d waits behind a later one", r.ID)
+		}
+	}
+	if len(s.running) > s.config.MaxRunning {
+		return fmt.Errorf("%d requests are running, at most %d may", len(s.running), s.config.MaxRunning)
+	}
+	if err := s.tree.Check(); err != nil {
+		return err
+	}
+	return s.pages.Check(tables...)
+}

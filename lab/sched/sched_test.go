@@ -1,0 +1,205 @@
+package sched
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// memory stands for the cache: each slot holds a hash of the tokens up to its
+// position, so that a wrong page shows as a wrong hash.
+type memory map[int32]uint64
+
+func hash(r *Request, position int) uint64 {
+	h := fnv.New64a()
+	for p := range position + 1 {
+		fmt.Fprint(h, r.Token(p), " ")
+	}
+	return h.Sum64()
+}
+
+// compute does what a forward pass does: reads everything before each item,
+// writes the item's entries, and yields tokens that depend on what was read.
+func (m memory) compute(t *rapid.T, step *Step, pageSize int) (sampled []int32) {
+	for _, item := range step.Items {
+		r := item.Request
+		slot := func(p int) int32 { return r.Table()[p/pageSize]*int32(pageSize) + int32(p%pageSize) }
+		for p := range item.From {
+			if m[slot(p)] != hash(r, p) {
+				t.Fatalf("request %d finds something else at position %d", r.ID, p)
+			}
+		}
+		for p := item.From; p < item.To; p++ {
+			m[slot(p)] = hash(r, p)
+		}
+		if item.Samples() {
+			sampled = append(sampled, int32(hash(r, item.To-1)%5))
+		}
+	}
+	return sampled
+}
+
+func drawConfig(t *rapid.T) Config {
+	return Config{
+		PageSize:     rapid.IntRange(1, 4).Draw(t, "page size"),
+		Pages:        rapid.IntRange(16, 40).Draw(t, "pages"),
+		MaxRunning:   rapid.IntRange(1, 6).Draw(t, "max running"),
+		ChunkTokens:  rapid.IntRange(1, 12).Draw(t, "chunk"),
+		NoRadix:      rapid.Bool().Draw(t, "no radix"),
+		RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
+	}
+}
+
+// TestRandomSchedules: whatever the configuration and the order of events,
+// the books stay right, every read finds what it should, every request comes
+// to its end, and nothing is left behind.
+func TestRandomSchedules(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawConfig(t)
+		s := New(c)
+		m := memory{}
+		var live []*Request
+		var id uint64
+		step := func(t *rapid.T) {
+			next := s.Schedule()
+			if next == nil {
+				if len(live) > 0 {
+					t.Fatalf("%d requests wait for ever", len(live))
+				}
+				return
+			}
+			s.Done(next, m.compute(t, next, c.PageSize))
+			for _, item := range next.Items {
+				if r := item.Request; len(r.Output) == r.MaxTokens {
+					s.Remove(r)
+					live = slices.DeleteFunc(live, func(o *Request) bool { return o == r })
+				}
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"add": func(t *rapid.T) {
+				id++
+				r := &Request{ID: id, Prompt: rapid.SliceOfN(rapid.Int32Range(1, 2), 1, 10).Draw(t, "prompt"), MaxTokens: rapid.IntRange(1, 5).Draw(t, "max tokens")}
+				if err := s.Add(r); err != nil {
+					if len(r.Prompt)+r.MaxTokens <= s.Capacity() {
+						t.Fatal(err)
+					}
+					return
+				}
+				live = append(live, r)
+			},
+			"step": step,
+			"cancel": func(t *rapid.T) {
+				if len(live) == 0 {
+					t.Skip("nothing to cancel")
+				}
+				i := rapid.IntRange(0, len(live)-1).Draw(t, "which")
+				s.Remove(live[i])
+				live = slices.Delete(live, i, i+1)
+			},
+			"flush": func(*rapid.T) { s.Flush() },
+			"": func(t *rapid.T) {
+				if err := s.Check(); err != nil {
+					t.Fatal(err)
+				}
+			},
+		})
+		for range 2000 {
+			if len(live) == 0 {
+				break
+			}
+			step(t)
+		}
+		if len(live) > 0 {
+			t.Fatalf("%d requests don't come to their end", len(live))
+		}
+		s.Flush()
+		if s.FreePages() != c.Pages-1 {
+			t.Fatalf("%d of %d pages are free at the end", s.FreePages(), c.Pages-1)
+		}
+	})
+}
+
+// TestEveryConfigurationGivesTheSameTokens plays one set of requests under two
+// configurations.
+func TestEveryConfigurationGivesTheSameTokens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		prompts := rapid.SliceOfN(rapid.SliceOfN(rapid.Int32Range(1, 2), 1, 8), 1, 6).Draw(t, "prompts")
+		play := func(c Config) [][]int32 {
+			s, m := New(c), memory{}
+			var requests []*Request
+			for i, p := range prompts {
+				r := &Request{ID: uint64(i), Prompt: p, MaxTokens: 5}
+				if err := s.Add(r); err != nil {
+					t.Skip("the pool is too small")
+				}
+				requests = append(requests, r)
+			}
+			for range 5000 {
+				next := s.Schedule()
+				if next == nil {
+					break
+				}
+				s.Done(next, m.compute(t, next, c.PageSize))
+				for _, item := range next.Items {
+					if r := item.Request; len(r.Output) == r.MaxTokens {
+						s.Remove(r)
+					}
+				}
+			}
+			var out [][]int32
+			for _, r := range requests {
+				out = append(out, r.Output)
+			}
+			return out
+		}
+		a, b := play(drawConfig(t)), play(drawConfig(t))
+		if diff := cmp.Diff(a, b); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+// TestPressure shows that the things that the other tests are about happen.
+func TestPressure(t *testing.T) {
+	s := New(Config{Pages: 12, PageSize: 2, MaxRunning: 8, ChunkTokens: 4})
+	var live []*Request
+	for i := range 6 {
+		r := &Request{ID: uint64(i), Prompt: []int32{1, 1, 1, 1, int32(i)}, MaxTokens: 8}
+		if err := s.Add(r); err != nil {
+			t.Fatal(err)
+		}
+		live = append(live, r)
+	}
+	for range 500 {
+		next := s.Schedule()
+		if next == nil {
+			break
+		}
+		var sampled []int32
+		for _, item := range next.Items {
+			if item.Samples() {
+				sampled = append(sampled, int32(item.Request.ID))
+			}
+		}
+		s.Done(next, sampled)
+		for _, item := range next.Items {
+			if r := item.Request; len(r.Output) == r.MaxTokens {
+				s.Remove(r)
+			}
+		}
+	}
+	for _, r := range live {
+		if len(r.Output) != r.MaxTokens {
+			t.Errorf("request %d has %d tokens", r.ID, len(r.Output))
+		}
+	}
+	st := s.Stats()
+	if st.Retractions == 0 || st.Evicted == 0 || st.CachedTokens == 0 || st.Chunked == 0 {
+		t.Errorf("no pressure: %+v", st)
+	}
+}
