@@ -148,9 +148,9 @@ func alter(t *rapid.T, turn Turn, w Workload) *openai.Reply {
 	case 7:
 		to := mine[rapid.IntRange(0, len(mine)-1).Draw(t, "parcel")]
 		return set("move", fmt.Sprintf(`{"parcel":%q,"dock":"%d"}`, to[1], rapid.IntRange(9, 100).Draw(t, "dock")))
-	case 8: // the right call twice, or another session's values
+	case 8: // the right call twice, or behind another object
 		right.ToolCalls = append(right.ToolCalls, right.ToolCalls...)
-		right.Content += right.Content
+		right.Content = `{"ok":true}` + right.Content
 		return right
 	default:
 		replace("parcel", other.name)
@@ -274,7 +274,6 @@ func TestAgentRepair(t *testing.T) {
 		}},
 		{"the right call twice", Repair, func(turn Turn) *openai.Reply {
 			r := RightReply(turn)
-			r.Content += r.Content
 			r.ToolCalls = append(r.ToolCalls, r.ToolCalls...)
 			return r
 		}},

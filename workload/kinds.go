@@ -17,7 +17,7 @@ const (
 	LegHost      = "host"      // sent again after the fillers: its pages should be in host memory
 	LegCancelled = "cancelled" // hung up on
 	LegRetry     = "retry"     // sent again after that, to its end
-	LegAgain     = "again"     // and once more, undisturbed
+	LegAgain     = "again"     // and once more, undisturbed and not streamed
 )
 
 var (
@@ -85,7 +85,8 @@ func newEvict(w *workload, i int, alone bool) Session {
 }
 
 // newChurn: each round sends a prompt and hangs up, in mid-prefill or in
-// mid-stream by turns, then sends the same twice to the end.
+// mid-stream by turns, then sends the same twice to the end: streamed, and in
+// one piece, so that the two forms of a reply can be compared.
 func newChurn(w *workload, i int, alone bool) Session {
 	tag := history.Canary(w.key, i, alone)
 	legs := []string{LegCancelled, LegRetry, LegAgain}
@@ -99,6 +100,7 @@ func newChurn(w *workload, i int, alone bool) Session {
 			expect.Copy = nil // nobody waits for the answer
 		}
 		turn := w.prompt(tag, fmt.Sprintf("List %d", round+1), tellAll(lockers), repeat(lines), expect)
+		turn.NoStream = leg == LegAgain
 		switch {
 		case leg != LegCancelled:
 		case (i+round)%2 == 0:
