@@ -119,18 +119,18 @@ func (p *pass) check() error {
 			return fmt.Errorf("row %d: page table %d, the batch has %d", i, r.Table, len(p.b.Tables))
 		}
 	}
-	for lo, hi := 0, 0; lo < len(rows); lo = hi {
-		var last int32
-		hi, last = p.sequence(lo, len(rows))
+	for lo := 0; lo < len(rows); {
+		end, last := p.sequence(lo, len(rows))
 		table, need := p.b.Tables[rows[lo].Table], int(last)/c.PageSize+1
 		if len(table) < need {
-			return fmt.Errorf("row %d: its page table has %d pages, position %d needs %d", hi-1, len(table), last, need)
+			return fmt.Errorf("row %d: its page table has %d pages, position %d needs %d", end-1, len(table), last, need)
 		}
 		for i, page := range table[:need] {
 			if page < 0 || int(page) >= pages {
 				return fmt.Errorf("row %d: entry %d of its page table is page %d, the cache has %d", lo, i, page, pages)
 			}
 		}
+		lo = end
 	}
 	for _, r := range p.b.Logits {
 		if r < 0 || int(r) >= len(rows) {

@@ -20,10 +20,17 @@ const (
 func fma32(a, b, c float32) float32 {
 	p := float64(a) * float64(b)
 	s := p + float64(c)
-	if bits := math.Float64bits(s); bits&(1<<29-1) == 1<<28 || bits&(0x7ff<<52) < 897<<52 {
+	if twiceRounded(s) {
 		return fma32Slow(p, float64(c), s)
 	}
 	return float32(s)
+}
+
+// twiceRounded reports whether rounding s to float32 may go wrong because s was
+// rounded before.
+func twiceRounded(s float64) bool {
+	b := math.Float64bits(s)
+	return b&(1<<29-1) == 1<<28 || b<<1 < (1023-126)<<53
 }
 
 // fma32Slow rounds p+c = s+e to odd before it rounds to float32 (Boldo and
@@ -56,9 +63,13 @@ func matmulPanelGo(c, x, w []float32, in, rows, cStride, xStride int) {
 		xr := x[r*xStride : r*xStride+in]
 		var sum [panel]float32
 		for k, xk := range xr {
-			wk := w[k*panel : k*panel+panel]
-			for j := range sum {
-				sum[j] = fma32(xk, wk[j], sum[j])
+			wk, x := (*[panel]float32)(w[k*panel:]), float64(xk)
+			for j, v := range sum { // fma32, which is too large to be inlined
+				p := x * float64(wk[j])
+				s := p + float64(v)
+				if sum[j] = float32(s); twiceRounded(s) {
+					sum[j] = fma32Slow(p, float64(v), s)
+				}
 			}
 		}
 		copy(c[r*cStride:r*cStride+panel], sum[:])

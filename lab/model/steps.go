@@ -109,9 +109,8 @@ func (p *pass) selects(r int) bool {
 
 // indexScore unpacks each key once for all rows of its sequence.
 func (p *pass) indexScore(l int, w *worker, lo, hi int) {
-	for end := lo; lo < hi; lo = end {
-		var last int32
-		end, last = p.sequence(lo, hi)
+	for lo < hi {
+		end, last := p.sequence(lo, hi)
 		table, size := p.b.Tables[p.b.Rows[lo].Table], p.c.PageSize
 		for base, n := 0, 0; base < int(last); base += n {
 			n = min(keyTokens, size-base%size, roundUp(int(last)-base, panel))
@@ -128,6 +127,7 @@ func (p *pass) indexScore(l int, w *worker, lo, hi int) {
 				indexScore(p.s.of(bufScore, r)[base:], p.s.of(bufIndexQuery, r), p.s.of(bufIndexWeight, r), w.keys[:], w.scales[:], before)
 			}
 		}
+		lo = end
 	}
 }
 
