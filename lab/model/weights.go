@@ -1,6 +1,11 @@
 package model
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+)
 
 // Model is a loaded model. It is immutable and may be shared.
 type Model struct {
@@ -82,13 +87,51 @@ func Load(safetensors []byte) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	m := assemble(t.take)
+	if err := t.finish(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Random makes a model of seeded random weights, which writes nonsense, but
+// the same nonsense everywhere: for tests of all that isn't the model.
+func Random(seed uint64, vocab int) *Model {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	return assemble(func(name string, shape ...int) []float32 {
+		if shape[0] == 0 {
+			shape[0] = vocab
+		}
+		n := 1
+		for _, size := range shape {
+			n *= size
+		}
+		values := make([]float32, n)
+		for i := range values {
+			x := rng.NormFloat64()
+			switch {
+			case len(shape) == 1: // the weights of a norm
+				x = 1 + 0.3*x
+			case !strings.HasPrefix(name, "embed"):
+				x /= math.Sqrt(float64(shape[1]))
+			}
+			values[i] = float32(x)
+		}
+		return values
+	})
+}
+
+// assemble makes a model of tensors that take returns by name and shape; the
+// vocabulary's size is 0 until the first one tells it. take may return nil,
+// where the model is thrown away.
+func assemble(take func(name string, shape ...int) []float32) *Model {
 	m := &Model{}
-	m.embed[0] = t.take("embed.0", 0, Width)
+	m.embed[0] = take("embed.0", 0, Width)
 	m.Vocab = len(m.embed[0]) / Width
-	m.embed[1] = t.take("embed.1", m.Vocab, Width)
-	m.embed[2] = t.take("embed.2", m.Vocab, Width)
+	m.embed[1] = take("embed.1", m.Vocab, Width)
+	m.embed[2] = take("embed.2", m.Vocab, Width)
 	matrixOf := func(name string, out, in int) matrix {
-		w := t.take(name, out, in)
+		w := take(name, out, in)
 		if w == nil {
 			return matrix{}
 		}
@@ -96,12 +139,12 @@ func Load(safetensors []byte) (*Model, error) {
 	}
 	for i := range m.layers {
 		l, name := &m.layers[i], fmt.Sprintf("layers.%d.", i)
-		l.attentionNorm = t.take(name+"attn.norm", Width)
+		l.attentionNorm = take(name+"attn.norm", Width)
 		l.query = matrixOf(name+"attn.q", Heads*QueryDim, Width)
 		l.kv = matrixOf(name+"attn.kv", RowDim, Width)
-		l.kvNorm = t.take(name+"attn.kv_norm", LatentDim)
-		keyUp := t.take(name+"attn.k_up", Heads*PlainDim, LatentDim)
-		valueUp := t.take(name+"attn.v_up", Heads*PlainDim, LatentDim)
+		l.kvNorm = take(name+"attn.kv_norm", LatentDim)
+		keyUp := take(name+"attn.k_up", Heads*PlainDim, LatentDim)
+		valueUp := take(name+"attn.v_up", Heads*PlainDim, LatentDim)
 		for h := range Heads {
 			if keyUp == nil || valueUp == nil {
 				break
@@ -113,18 +156,15 @@ func Load(safetensors []byte) (*Model, error) {
 		l.output = matrixOf(name+"attn.o", Width, Heads*PlainDim)
 		l.indexQuery = matrixOf(name+"index.q", IndexHeads*IndexDim, Width)
 		l.indexKey = matrixOf(name+"index.k", IndexDim, Width)
-		l.indexNorm = t.take(name+"index.k_norm", IndexDim)
+		l.indexNorm = take(name+"index.k_norm", IndexDim)
 		l.indexWeight = matrixOf(name+"index.w", IndexHeads, Width)
-		l.mlpNorm = t.take(name+"mlp.norm", Width)
+		l.mlpNorm = take(name+"mlp.norm", Width)
 		l.gate = matrixOf(name+"mlp.gate", HiddenDim, Width)
 		l.up = matrixOf(name+"mlp.up", HiddenDim, Width)
 		l.down = matrixOf(name+"mlp.down", Width, HiddenDim)
 	}
-	m.norm = t.take("norm", Width)
+	m.norm = take("norm", Width)
 	m.head = matrixOf("head", m.Vocab, Width)
-	if err := t.finish(); err != nil {
-		return nil, err
-	}
 	m.cos, m.sin = rotations()
-	return m, nil
+	return m
 }
