@@ -26,7 +26,7 @@ var (
 		{"cmd/culprit"},
 	}
 	planned = []string{
-		"design", "ledger", "probe", "search", "internal/mcp",
+		"ledger", "probe", "search", "internal/mcp",
 		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host",
 	}
 )
