@@ -1,0 +1,212 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The test binary plays a supervisor and several servers.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "supervise":
+			code, err := Supervise(os.Args[2:], os.Stdin, 300*time.Millisecond)
+			if err != nil {
+				fmt.Println(err)
+				os.Exit(127)
+			}
+			os.Exit(code)
+		case "server":
+			server(os.Args[2:])
+		case "launcher":
+			launchAndWait(os.Args[2:])
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// server listens on a port, after it has started a daemon of its own: a
+// grandchild in a session of its own that ignores signals.
+func server(args []string) {
+	if len(args) > 1 {
+		daemon := exec.Command("setsid", "sh", "-c", "trap '' TERM HUP; echo $$ > "+args[1]+"; while :; do sleep 1; done")
+		if err := daemon.Start(); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("the server is up")
+	panic(http.ListenAndServe(args[0], http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+}
+
+// launchAndWait is a launcher that is killed.
+func launchAndWait(args []string) {
+	_, err := launcher().Launch(testContext{}, []Process{{Name: "decode", Command: []string{os.Args[0], "server", args[0], args[1]}}},
+		Ready{URL: "http://" + args[0], Timeout: 20 * time.Second}, args[2])
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("launched")
+	select {}
+}
+
+type testContext struct{}
+
+func (testContext) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (testContext) Done() <-chan struct{}       { return nil }
+func (testContext) Err() error                  { return nil }
+func (testContext) Value(any) any               { return nil }
+
+func launcher() *Launcher {
+	return &Launcher{Supervisor: []string{os.Args[0], "supervise"}, Grace: 300 * time.Millisecond}
+}
+
+// freeAddress is one that nobody listens at now.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// gone waits until a process has ended.
+func gone(pid int) bool {
+	for range 500 {
+		if _, state, ok := parentOf(pid); !ok || state == "Z" {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
+func readPID(t *testing.T, path string) int {
+	t.Helper()
+	for range 500 {
+		if b, err := os.ReadFile(path); err == nil {
+			if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+				return pid
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s holds no process id", path)
+	return 0
+}
+
+func TestLaunchAndStop(t *testing.T) {
+	address, dir := freeAddress(t), t.TempDir()
+	pidFile := filepath.Join(dir, "daemon.pid")
+	s, err := launcher().Launch(t.Context(), []Process{{
+		Name: "decode", Command: []string{os.Args[0], "server", address, pidFile}, Env: map[string]string{"SGLANG_X": "bf16"},
+	}}, Ready{URL: "http://" + address, Log: regexp.MustCompile("server is up"), Timeout: 20 * time.Second}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon := readPID(t, pidFile)
+	pids := s.PIDs()["decode"]
+	if len(pids) < 2 {
+		t.Errorf("processes %v, want the server and its daemon", pids)
+	}
+	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pids[0]))
+	if err != nil || !strings.Contains(string(environment), "SGLANG_X=bf16") {
+		t.Errorf("environment %q, %v: SGLANG_X isn't in it", environment, err)
+	}
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range append(pids, daemon) {
+		if !gone(pid) {
+			t.Errorf("process %d is still there", pid)
+		}
+	}
+	if err := s.Stop(); err != nil {
+		t.Errorf("second Stop: %v", err)
+	}
+}
+
+// TestNoOrphans: whoever launched a server and is killed leaves nothing.
+func TestNoOrphans(t *testing.T) {
+	address, dir := freeAddress(t), t.TempDir()
+	pidFile := filepath.Join(dir, "daemon.pid")
+	cmd := exec.Command(os.Args[0], "launcher", address, pidFile, dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	daemon := readPID(t, pidFile)
+	pids := Descendants(cmd.Process.Pid)
+	if len(pids) < 3 {
+		t.Errorf("processes %v, want the supervisor, the server and its daemon", pids)
+	}
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	for _, pid := range append(pids, daemon) {
+		if !gone(pid) {
+			t.Errorf("process %d is an orphan", pid)
+		}
+	}
+}
+
+func TestLaunchFails(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	tests := []struct {
+		name    string
+		command []string
+		ready   Ready
+		want    []string
+	}{
+		{"no such program", []string{"no-such-server"}, Ready{}, []string{"launch decode", "127", `"no-such-server": executable file not found`}},
+		{"dies while starting", []string{"sh", "-c", "echo CUDA out of memory; exit 3"}, Ready{}, []string{"exit status 3", "CUDA out of memory"}},
+		{"never ready", []string{"sh", "-c", "echo loading; sleep 60"}, Ready{Timeout: 400 * time.Millisecond}, []string{"not ready after 400ms", "loading"}},
+		{"port taken", []string{"true"}, Ready{URL: "http://" + taken.Addr().String()}, []string{"something listens at", "choose another port"}},
+		{"says nothing", []string{"false"}, Ready{}, []string{"exit status 1", "is empty"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.ready.URL == "" {
+				tt.ready.URL = "http://" + freeAddress(t)
+			}
+			if tt.ready.Timeout == 0 {
+				tt.ready.Timeout = 20 * time.Second
+			}
+			_, err := launcher().Launch(t.Context(), []Process{{Name: "decode", Command: tt.command}}, tt.ready, t.TempDir())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q lacks %q", err, want)
+				}
+			}
+			if _, ok := errors.AsType[*LaunchError](err); ok != (tt.name != "port taken") {
+				t.Errorf("error %T", err)
+			}
+		})
+	}
+}
