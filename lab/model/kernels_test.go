@@ -170,7 +170,7 @@ func TestExp(t *testing.T) {
 // selectTop against sorting, with many equal scores.
 func TestSelectTop(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for trial := range 5000 {
+	for trial := range 2000 {
 		k := 1 + rng.IntN(TopK)
 		n := k + 1 + rng.IntN(MaxContext-k-8)
 		scores := random(rng, roundUp(n, 8))

@@ -250,7 +250,7 @@ func TestFloat64Reference(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(8, 8))
-	tokens := make([]int32, 100)
+	tokens := make([]int32, 80)
 	for i := range tokens {
 		tokens[i] = int32(rng.IntN(vocab))
 	}
