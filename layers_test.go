@@ -27,7 +27,7 @@ var (
 	}
 	planned = []string{
 		"ledger", "probe", "search", "internal/mcp",
-		"lab", "lab/api", "lab/disagg", "lab/fault", "lab/graph", "lab/host",
+		"lab/disagg", "lab/fault", "lab/graph", "lab/host",
 	}
 )
 

@@ -1,0 +1,79 @@
+package lab
+
+import (
+	"maps"
+
+	"github.com/culprit-project/culprit/lab/sched"
+)
+
+// Stats counts what the engine did since its start, and says where it stands.
+type Stats struct {
+	sched.Stats
+	GeneratedTokens  uint64
+	Prefill, Decode  Histogram // of the steps' requests
+	Ended            map[Reason]uint64
+	Running, Waiting int
+	FreePages        int // that nobody uses
+	CachedPages      int // of known prefixes, in use or not
+	Pages            int // in all
+}
+
+// Histogram counts steps by how many requests were in them: Counts[i] those
+// with at most 1<<i, and not in the one before; the last, all others.
+type Histogram struct {
+	Counts [10]uint64
+	Sum    uint64
+}
+
+func (h *Histogram) add(n int) {
+	i := 0
+	for i < len(h.Counts)-1 && n > 1<<i {
+		i++
+	}
+	h.Counts[i]++
+	h.Sum += uint64(n)
+}
+
+// Stats returns the counts as of the last step.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.stats
+	s.Ended = maps.Clone(s.Ended)
+	return s
+}
+
+// publish makes the counts of the books visible to others.
+func (e *Engine) publish() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := &e.stats
+	s.Stats = e.sched.Stats()
+	s.Running, s.Waiting = e.sched.Running(), e.sched.Waiting()
+	s.FreePages, s.CachedPages = e.sched.FreePages(), e.sched.CachedPages()
+	s.Pages = e.sched.Capacity() / e.config.PageSize
+}
+
+func (e *Engine) count(step *sched.Step) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if step.Prefill {
+		e.stats.Prefill.add(len(step.Items))
+	} else {
+		e.stats.Decode.add(len(step.Items))
+	}
+	for _, item := range step.Items {
+		if item.Samples() {
+			e.stats.GeneratedTokens++
+		}
+	}
+}
+
+func (e *Engine) countEnd(reason Reason) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stats.Ended == nil {
+		e.stats.Ended = map[Reason]uint64{}
+	}
+	e.stats.Ended[reason]++
+}
