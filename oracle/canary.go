@@ -21,10 +21,14 @@ var Canary = Oracle{
 	New:     newCanaryObserver,
 }
 
+// maxCanarySessions bounds the automaton's memory, 3 KB a session.
+const maxCanarySessions = 100_000
+
 type canaryObserver struct {
 	owners   []canaryOwner
 	prefixes *ahocorasick.Automaton // pattern i is the start of owner i's canary
 	buf      []byte
+	seen     map[string]bool // leaks of the op at hand
 }
 
 type canaryOwner struct {
@@ -34,10 +38,13 @@ type canaryOwner struct {
 }
 
 func newCanaryObserver(h history.Header) Observer {
-	o := &canaryObserver{}
+	o := &canaryObserver{seen: map[string]bool{}}
 	key, err := hex.DecodeString(h.RunKey)
 	if err != nil || len(key) == 0 {
 		return o
+	}
+	if h.Sessions > maxCanarySessions {
+		panic(fmt.Sprintf("%d sessions, and canaries of at most %d can be looked for", h.Sessions, maxCanarySessions))
 	}
 	b := ahocorasick.NewBuilder()
 	for session := range h.Sessions {
@@ -59,14 +66,19 @@ func (o *canaryObserver) Op(v *View, rec *Recorder) {
 		return
 	}
 	rec.Trial(v.Op.ID, ForeignCanary)
+	clear(o.seen)
 	for _, t := range texts {
 		o.buf = append(o.buf[:0], t.Text...)
 		for _, m := range o.prefixes.FindAllOverlapping(o.buf) {
 			owner := o.owners[m.PatternID]
 			leaked := owner.canary[:commonPrefix(owner.canary, o.buf[m.Start:])]
+			if owner.canary == v.Op.Expect.Canary || o.seen[leaked] {
+				continue
+			}
+			o.seen[leaked] = true
 			// What stands in the op's own request came back from there: a
 			// leak of an earlier turn, counted then.
-			if owner.canary == v.Op.Expect.Canary || bytes.Contains(v.Op.Request, []byte(leaked)) {
+			if bytes.Contains(v.Op.Request, []byte(leaked)) {
 				continue
 			}
 			rec.Violation(Violation{

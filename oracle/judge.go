@@ -1,17 +1,142 @@
 package oracle
 
-import "github.com/culprit-project/culprit/history"
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/openai"
+)
 
 // Options of a judgement. The zero value is the usual one.
 type Options struct {
 	Oracles []Oracle // nil is Registry
 }
 
-// Verdict is what a run's history says.
-type Verdict struct {
-	Status  Status   `json:"status"`
-	Reasons []string `json:"reasons"` // sentences
+// Judge streams a history once and judges it, in memory that grows by some
+// 150 bytes per op. An error means that the history can't be read; whatever
+// else is wrong with a run is in the verdict.
+func Judge(r *history.Reader, opts Options) (*Verdict, error) {
+	oracles := opts.Oracles
+	if oracles == nil {
+		oracles = Registry
+	}
+	j := newJudgement(r.Header(), oracles)
+	for {
+		record, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("judge history: after %d ops: %w", len(j.rec.rows), err)
+		}
+		switch {
+		case record.Op != nil:
+			j.op(record.Op)
+		case record.Event != nil:
+			j.event(record.Event)
+		}
+	}
+	j.finish()
+	return j.verdict(r.Truncated()), nil
 }
 
-// Judge streams a history once and judges it.
-func Judge(r *history.Reader, opts Options) (*Verdict, error) { panic("stub") }
+// judgement is one history being judged.
+type judgement struct {
+	header    history.Header
+	rec       *Recorder
+	running   []*running
+	crashes   []Crash
+	phases    phases
+	client    client
+	legs      legs
+	assembler openai.Assembler
+}
+
+// running is an oracle at work; observer is nil once it has crashed.
+type running struct {
+	oracle   Oracle
+	observer Observer
+}
+
+// Crash is an oracle that failed on this history. It says nothing about the
+// server.
+type Crash struct {
+	Oracle string `json:"oracle"`
+	Op     int64  `json:"op,omitempty"` // 0 when it wasn't looking at an op
+	Panic  string `json:"panic"`
+}
+
+func newJudgement(h history.Header, oracles []Oracle) *judgement {
+	j := &judgement{header: h, rec: newRecorder(), client: client{cores: h.Cores}}
+	for _, o := range oracles {
+		w := &running{oracle: o}
+		j.running = append(j.running, w)
+		j.guard(w, 0, func() { w.observer = o.New(h) })
+	}
+	return j
+}
+
+func (j *judgement) op(op *history.Op) {
+	v := View{Op: op, Reply: j.reply(op)}
+	j.rec.add(&v)
+	j.phases.op(&v)
+	j.legs.op(&v)
+	for _, w := range j.running {
+		if w.observer != nil {
+			j.guard(w, op.ID, func() { w.observer.Op(&v, j.rec) })
+		}
+	}
+}
+
+func (j *judgement) event(e *history.Event) {
+	j.phases.event(e)
+	j.client.event(e)
+	for _, w := range j.running {
+		if w.observer != nil {
+			j.guard(w, 0, func() { w.observer.Event(e, j.rec) })
+		}
+	}
+}
+
+func (j *judgement) finish() {
+	for _, w := range j.running {
+		if w.observer != nil {
+			j.guard(w, 0, func() { w.observer.Finish(j.rec) })
+		}
+	}
+}
+
+// guard runs a step of an oracle. A panic ends that oracle, not the judging:
+// the others' results still count for the reader.
+func (j *judgement) guard(w *running, op int64, step func()) {
+	j.rec.oracle = &w.oracle
+	defer func() {
+		j.rec.oracle = nil
+		if p := recover(); p != nil {
+			w.observer = nil
+			j.crashes = append(j.crashes, Crash{Oracle: w.oracle.Name, Op: op, Panic: clip(fmt.Sprint(p), maxExampleBytes)})
+		}
+	}()
+	step()
+}
+
+// reply puts an op's reply together.
+func (j *judgement) reply(op *history.Op) *openai.Reply {
+	if len(op.Chunks) == 0 {
+		return &openai.Reply{}
+	}
+	if !op.Stream || op.Status >= 400 {
+		var body []byte
+		for _, c := range op.Chunks {
+			body = append(body, c.Data...)
+		}
+		return openai.ReadBody(body)
+	}
+	j.assembler.Reset()
+	for _, c := range op.Chunks {
+		j.assembler.Add(c.Data)
+	}
+	return j.assembler.Reply()
+}

@@ -30,6 +30,7 @@ type row struct {
 	requestBytes       int
 	promptTokens       int // -1 when not reported
 	cachedTokens       int // -1 when not reported
+	distance           int // turns between telling and asking; -1 when nothing was to be recalled
 	planned, sent, end time.Duration
 	outcome            history.Outcome
 	trials, violations classSet
@@ -84,6 +85,17 @@ func (r *row) arm() int {
 	return mainArm
 }
 
+// corruptClasses are those that mean corruption.
+func (r *Recorder) corruptClasses() classSet {
+	var s classSet
+	for class, t := range r.classes {
+		if t.rule.Means == Corrupt {
+			s |= 1 << class
+		}
+	}
+	return s
+}
+
 func newRecorder() *Recorder {
 	r := &Recorder{index: map[int64]int{}, byClass: map[Class]int{}}
 	for i, rule := range Classes {
@@ -98,8 +110,11 @@ func (r *Recorder) add(v *View) {
 	op := v.Op
 	w := row{
 		id: op.ID, phase: op.Phase, session: op.Session, turn: op.Turn, inFlight: op.InFlight,
-		requestBytes: len(op.Request), promptTokens: -1, cachedTokens: -1,
+		requestBytes: len(op.Request), promptTokens: -1, cachedTokens: -1, distance: -1,
 		planned: op.Planned, sent: op.Sent, end: op.LastByte, outcome: op.Outcome,
+	}
+	if op.Expect.Answer != "" {
+		w.distance = op.Expect.Distance
 	}
 	if u := v.Reply.Usage; u != nil {
 		w.promptTokens, w.cachedTokens = u.PromptTokens, u.CachedTokens

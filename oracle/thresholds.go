@@ -84,7 +84,7 @@ var Classes = []Rule{
 	{Class: GreedyImpossible, Means: Corrupt, Source: Server, Tolerance: 0, Why: "rounding moves a logit by a few tenths of a nat, so it can't choose a token that the reference puts more than 2 nat lower"},
 
 	// Another session's secret: canary.go.
-	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is 60 random bits that no other session's prompt holds, and 8 of its characters are 40: a chance match in a 2 GB history against 10,000 canaries has odds under 1 in 10,000"},
+	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is random, and no other session's prompt holds it"},
 }
 
 // Reasons that several rules share.
@@ -146,8 +146,10 @@ const (
 // Canaries: canary.go.
 const (
 	// canaryPrefix is how many characters of a canary are enough to call it
-	// a leak. Corruption often cuts text short; 8 characters of base 32 are
-	// 40 random bits.
+	// a leak, since corruption often cuts text short. They are 40 random
+	// bits: if 320 replies of 1,000 characters were random letters
+	// throughout, one of 160 canaries would begin in them by chance in one
+	// run of 20,000; all 12 characters, in one of 20 billion.
 	canaryPrefix = 8
 )
 

@@ -265,12 +265,16 @@ func decodeArguments(text string) (map[string]any, string) {
 	return object, ""
 }
 
-// maxTextObjects is how many places of a text are tried as the start of a
-// call: a hostile reply of a million braces costs no more than these.
-const maxTextObjects = 64
+// A call is looked for at so many places of so long a text: a hostile reply of
+// a million braces costs no more.
+const (
+	maxTextObjects = 64
+	maxTextBytes   = 256 << 10
+)
 
 // findTextCall finds the first JSON object in the text that looks like a call.
 func findTextCall(text string) (name string, arguments map[string]any, found bool) {
+	text = text[:min(len(text), maxTextBytes)]
 	for range maxTextObjects {
 		start := strings.IndexByte(text, '{')
 		if start < 0 {

@@ -1,0 +1,298 @@
+package oracle
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/culprit-project/culprit/history"
+)
+
+// Assumption is something that must hold before a run without violations may
+// be called clean.
+type Assumption struct {
+	Name      string `json:"name"`
+	Holds     bool   `json:"holds"`
+	Found     string `json:"found"`               // with its numbers
+	Hint      string `json:"hint,omitempty"`      // what to do where it doesn't hold
+	Otherwise Status `json:"otherwise,omitempty"` // the verdict where it doesn't hold and nothing convicts
+
+	timing bool // where it doesn't hold, the client's clock can't be trusted
+}
+
+func (j *judgement) assumptions(truncated bool) []Assumption {
+	out := []Assumption{j.cameToItsEnd(truncated), j.wereAnswered(), j.wereJudged()}
+	if a, ok := j.reachedConcurrency(); ok {
+		out = append(out, a)
+	}
+	if a, ok := j.sentOnTime(); ok {
+		out = append(out, a)
+	}
+	out = append(out, j.clientRan(), j.clientKeptUp())
+	if a, ok := j.controlAlone(); ok {
+		out = append(out, a)
+	}
+	if a, ok := j.cacheHit(); ok {
+		out = append(out, a)
+	}
+	for i := range out {
+		if out[i].Holds {
+			out[i].Hint, out[i].Otherwise = "", ""
+		}
+	}
+	return out
+}
+
+func (j *judgement) cameToItsEnd(truncated bool) Assumption {
+	main := j.phases.of(history.Main)
+	a := Assumption{
+		Name: "the run came to its end", Otherwise: Inconclusive,
+		Found: fmt.Sprintf("%d ops of the main phase", main.Ops),
+		Hint:  "let it run to its end",
+	}
+	switch {
+	case truncated:
+		a.Found += ", then the history ends in the middle of a record"
+	case !main.ended:
+		a.Found += ", then the history ends without the phase's end"
+	case main.endedWhy != "":
+		a.Found += "; it ended early: " + clip(main.endedWhy, 300)
+	case main.Ops == 0:
+		a.Found, a.Hint, a.Otherwise = "no op of the main phase was sent", "give it sessions to play", NotExercised
+	default:
+		a.Holds = true
+	}
+	return a
+}
+
+func (j *judgement) wereAnswered() Assumption {
+	main := j.phases.of(history.Main)
+	failed := main.Outcomes[history.Failed]
+	a := Assumption{
+		Name: "requests were answered", Otherwise: Inconclusive,
+		Holds: float64(failed) <= failedShare*float64(main.Ops),
+		Found: fmt.Sprintf("%d of %d ops failed", failed, main.Ops),
+	}
+	if failed == 0 {
+		return a
+	}
+	refused, broken := 0, 0
+	for status, n := range main.HTTP {
+		switch {
+		case status >= 500:
+			broken += n
+		case status >= 400:
+			refused += n
+		}
+	}
+	worst := slices.MaxFunc(append([]ErrorCount{{}}, main.Errors...), func(a, b ErrorCount) int { return cmp.Compare(a.Ops, b.Ops) })
+	if worst.Ops > 0 {
+		a.Found += fmt.Sprintf(", %d of them with %q (op %d)", worst.Ops, worst.Message, worst.Example)
+	}
+	switch {
+	case refused >= broken && refused > 0:
+		a.Hint = "the server refuses what it is asked: change the request (model, context length, tools), or the server's options"
+	case broken > 0:
+		a.Hint = "the server fails: look into its log"
+	default:
+		a.Hint = "the connection fails: is the server up, and is it the one at " + j.header.BaseURL + "?"
+	}
+	return a
+}
+
+func (j *judgement) wereJudged() Assumption {
+	corrupt, judged := j.rec.corruptClasses(), 0
+	for i := range j.rec.rows {
+		if w := &j.rec.rows[i]; w.phase == history.Main && w.trials&corrupt != 0 {
+			judged++
+		}
+	}
+	return Assumption{
+		Name: "there was something to judge", Otherwise: NotExercised,
+		Holds: judged > 0,
+		Found: fmt.Sprintf("%d of %d ops had a reply that an oracle could judge", judged, j.phases.of(history.Main).Ops),
+		Hint:  "let some replies come to their end",
+	}
+}
+
+// reachedConcurrency says for how much of the time as many requests were open
+// as planned. A session that waits by plan counts as open; the time after
+// which too few sessions are left doesn't count.
+func (j *judgement) reachedConcurrency() (Assumption, bool) {
+	planned := j.header.Concurrency
+	if planned <= 1 {
+		return Assumption{}, false
+	}
+	sessions := map[int][]*row{}
+	for i := range j.rec.rows {
+		if w := &j.rec.rows[i]; w.phase == history.Main {
+			sessions[w.session] = append(sessions[w.session], w)
+		}
+	}
+	total := max(j.header.Sessions, len(sessions))
+	planned = min(planned, total)
+	target := max(2, int(reachedLoad*float64(planned)))
+
+	type step struct {
+		at         time.Duration
+		open, left int
+	}
+	var steps []step
+	for _, ops := range sessions {
+		slices.SortFunc(ops, func(a, b *row) int { return cmp.Compare(a.sent, b.sent) })
+		var end time.Duration
+		for i, w := range ops {
+			if i > 0 && w.planned > end {
+				steps = append(steps, step{at: end, open: 1}, step{at: w.planned, open: -1})
+			}
+			end = max(end, w.end)
+			steps = append(steps, step{at: w.sent, open: 1}, step{at: w.end, open: -1})
+		}
+		steps = append(steps, step{at: end, left: -1})
+	}
+	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+
+	var all, reached time.Duration
+	open, most := 0, 0
+	for i, s := range steps {
+		if i > 0 && total >= target {
+			all += s.at - steps[i-1].at
+			if open >= target {
+				reached += s.at - steps[i-1].at
+			}
+		}
+		open += s.open
+		total += s.left
+		most = max(most, open)
+	}
+	share := 0.0
+	if all > 0 {
+		share = float64(reached) / float64(all)
+	}
+	return Assumption{
+		Name: "the planned concurrency was reached", Otherwise: NotExercised,
+		Holds: share >= reachedTime,
+		Found: fmt.Sprintf("at least %d of the %d planned were in flight for %s of the time while sessions remained; at most %d", target, planned, percent(share), most),
+		Hint:  "use more sessions or longer replies, or look for what holds requests back: the client, a proxy, a limit of the server",
+	}, true
+}
+
+func (j *judgement) sentOnTime() (Assumption, bool) {
+	late := &j.phases.of(history.Main).late
+	if j.header.RequestRate <= 0 || late.n == 0 {
+		return Assumption{}, false
+	}
+	p99 := late.quantile(0.99)
+	return Assumption{
+		Name: "requests were sent on time", Otherwise: Inconclusive,
+		Holds: p99 <= lateLimit,
+		Found: fmt.Sprintf("99%% were at most %v late, the worst %v", p99.Round(time.Millisecond), late.max.Round(time.Millisecond)),
+		Hint:  "lower --request-rate, or give the client more cores",
+	}, true
+}
+
+// client is what the ticks say of the client in the main phase.
+type client struct {
+	inMain     bool
+	ticks      int
+	late, busy int // ticks that were
+	worstLate  time.Duration
+	mostCPU    float64
+	last       time.Duration // tick or start of the phase
+	gap        time.Duration // the longest without a tick
+	cores      int
+}
+
+func (c *client) event(e *history.Event) {
+	switch {
+	case e.Kind == history.Started && history.Phase(e.Name) == history.Main:
+		c.inMain, c.last = true, e.At
+	case e.Kind == history.Ended && history.Phase(e.Name) == history.Main:
+		c.gap = max(c.gap, e.At-c.last)
+		c.inMain = false
+	case e.Kind == history.Tick && c.inMain:
+		late := time.Duration(e.Values["late_ms"] * float64(time.Millisecond))
+		c.ticks++
+		c.gap = max(c.gap, e.At-c.last)
+		c.last = e.At
+		c.worstLate = max(c.worstLate, late)
+		c.mostCPU = max(c.mostCPU, e.Values["cpu"])
+		if late > lateLimit {
+			c.late++
+		}
+		if c.cores > 0 && e.Values["cpu"] >= busyShare*float64(c.cores) {
+			c.busy++
+		}
+	}
+}
+
+// clientRan says that the client never stood still.
+func (j *judgement) clientRan() Assumption {
+	c := &j.client
+	return Assumption{
+		Name: "the client never stood still", Otherwise: Inconclusive, timing: true,
+		Holds: max(c.gap, c.worstLate) <= standstill,
+		Found: fmt.Sprintf("its own clock ticked %d times, with at most %v between two", c.ticks, c.gap.Round(time.Millisecond)),
+		Hint:  "run again on a machine that isn't suspended and has a core to spare",
+	}
+}
+
+// clientKeptUp says that it was the server that was loaded, not the client.
+func (j *judgement) clientKeptUp() Assumption {
+	c := &j.client
+	return Assumption{
+		Name: "the client kept up", Otherwise: Inconclusive,
+		Holds: float64(c.late) <= lateTicks*float64(c.ticks) && 2*c.busy <= c.ticks,
+		Found: fmt.Sprintf("%d of %d ticks came more than %v late (the worst %v); it used at most %.1f of %d cores",
+			c.late, c.ticks, lateLimit, c.worstLate.Round(time.Millisecond), c.mostCPU, c.cores),
+		Hint: "lower the load, or run the client on a machine of its own",
+	}
+}
+
+// controlAlone says that the control arm was what it claims.
+func (j *judgement) controlAlone() (Assumption, bool) {
+	most, ops := 0, 0
+	for i := range j.rec.rows {
+		if w := &j.rec.rows[i]; w.phase == history.Control {
+			ops++
+			most = max(most, w.inFlight)
+		}
+	}
+	return Assumption{
+		Name: "the control arm ran alone", Otherwise: Inconclusive,
+		// One more may be a sentinel beside it.
+		Holds: most <= 2,
+		Found: fmt.Sprintf("%d ops, at most %d in flight", ops, most),
+		Hint:  "run the control at concurrency 1",
+	}, ops > 0
+}
+
+// legs counts ops that were sent to be served from a cache.
+type legs struct{ ops, reported, hits int }
+
+func (l *legs) op(v *View) {
+	if v.Op.Phase != history.Main || !v.Complete() || (v.Op.Expect.Leg != "device" && v.Op.Expect.Leg != "host") {
+		return
+	}
+	l.ops++
+	if u := v.Reply.Usage; u != nil && u.CachedTokens >= 0 {
+		l.reported++
+		if u.CachedTokens > 0 {
+			l.hits++
+		}
+	}
+}
+
+// cacheHit says that replies that were to come from a cache did, where the
+// server reports it.
+func (j *judgement) cacheHit() (Assumption, bool) {
+	l := &j.legs
+	return Assumption{
+		Name: "the cache was hit", Otherwise: NotExercised,
+		Holds: l.hits > 0,
+		Found: fmt.Sprintf("%d of %d ops that repeat an earlier prompt had cached tokens", l.hits, l.reported),
+		Hint:  strings.Join([]string{"turn the prefix cache on", "lengthen the prompt", "lessen what is sent between"}, ", or "),
+	}, l.reported > 0
+}
