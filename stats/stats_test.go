@@ -61,8 +61,16 @@ func TestStudentQuantile(t *testing.T) {
 		degrees int
 		want    float64
 	}{
-		{0.95, 1, 12.7062}, {0.95, 2, 4.3027}, {0.95, 3, 3.1824}, {0.95, 7, 2.3646}, {0.95, 10, 2.2281},
-		{0.95, 79, 1.9905}, {0.99, 5, 4.0321}, {0.99, 30, 2.7500}, {0.999, 4, 8.6103}, {0.95, 100000, 1.9600},
+		{0.95, 1, 12.7062},
+		{0.95, 2, 4.3027},
+		{0.95, 3, 3.1824},
+		{0.95, 7, 2.3646},
+		{0.95, 10, 2.2281},
+		{0.95, 79, 1.9905},
+		{0.99, 5, 4.0321},
+		{0.99, 30, 2.7500},
+		{0.999, 4, 8.6103},
+		{0.95, 100000, 1.9600},
 	} {
 		near(t, fmt.Sprint(tc), studentQuantile(tc.level, tc.degrees), tc.want, 6e-5)
 	}
@@ -90,6 +98,10 @@ func TestClusterRate(t *testing.T) {
 		}},
 		{"one cluster", []Cluster{{30, 100}}, Rate{
 			Failures: 30, Trials: 100, Clusters: 1, Rate: 0.3, Low: 0.0207, High: 0.8966, DesignEffect: 100,
+		}},
+		// Less than binomial variance counts as binomial: (4*1 + 4)/5.
+		{"evenly", repeat(4, Cluster{2, 4}), Rate{
+			Failures: 8, Trials: 16, Clusters: 4, Rate: 0.5, Low: 0.1459, High: 0.8541, DesignEffect: 1.6,
 		}},
 		// By hand: squares = 2*(4-2)^2 + 2*(0-2)^2 = 16, variance = 4/3*16/256 =
 		// 1/12, binomial 1/64, design effect 16/3, averaged with 4 as 2 to 1.
@@ -198,9 +210,16 @@ func TestExcessFalseAlarms(t *testing.T) {
 		main, mainTrials, control, controlTrials int
 		rate, icc                                float64
 	}{
-		{80, 4, 80, 4, 0.005, 0.3}, {80, 4, 80, 4, 0.1, 0.5}, {80, 4, 80, 4, 0.4, 0},
-		{8, 4, 8, 4, 0.3, 0.5}, {80, 4, 8, 4, 0.3, 0.3}, {8, 4, 80, 4, 0.1, 0.3},
-		{80, 4, 20, 1, 0.1, 0}, {80, 4, 20, 1, 0.1, 0.3}, {20, 1, 20, 4, 0.05, 0.3}, {80, 1, 8, 4, 0.02, 0.8},
+		{80, 4, 80, 4, 0.005, 0.3},
+		{80, 4, 80, 4, 0.1, 0.5},
+		{80, 4, 80, 4, 0.4, 0},
+		{8, 4, 8, 4, 0.3, 0.5},
+		{80, 4, 8, 4, 0.3, 0.3},
+		{8, 4, 80, 4, 0.1, 0.3},
+		{80, 4, 20, 1, 0.1, 0},
+		{80, 4, 20, 1, 0.1, 0.3},
+		{20, 1, 20, 4, 0.05, 0.3},
+		{80, 1, 8, 4, 0.02, 0.8},
 	} {
 		alarms := 0
 		for range runs {
@@ -234,6 +253,8 @@ func TestExcess(t *testing.T) {
 		{"6 sessions of 80", append(repeat(74, Cluster{0, 4}), repeat(6, Cluster{2, 4})...), repeat(80, Cluster{0, 4}), 0.0141, 0.002},
 		{"8 of 8 sessions", repeat(8, Cluster{2, 4}), repeat(8, Cluster{0, 4}), 1.0 / 12870, 24e-5},
 		{"half of all", repeat(80, Cluster{2, 4}), repeat(80, Cluster{0, 4}), 5e-5, 1e-9},
+		{"small control", repeat(40, Cluster{2, 4}), repeat(8, Cluster{0, 4}), 5e-5, 1e-9},
+		{"small main", repeat(8, Cluster{2, 4}), repeat(40, Cluster{0, 4}), 5e-5, 1e-9},
 		// 4 sessions with a failure against 0, but the control had a quarter of the chances.
 		{"larger sessions", append(repeat(16, Cluster{0, 40}), repeat(4, Cluster{1, 40})...), repeat(20, Cluster{0, 1}), 0.91, 0.02},
 	} {
