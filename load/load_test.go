@@ -583,6 +583,59 @@ func TestRecoveryAfterTheLastOp(t *testing.T) {
 	})
 }
 
+// The suspect op may be the last one and end while recovery turns for an
+// earlier one are on their way.
+func TestRecoveryTwice(t *testing.T) {
+	for range 10 {
+		serve := tokens(10, 10*time.Millisecond)
+		var n atomic.Int64
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			if n.Add(1) == 1 {
+				http.Error(w, "no", http.StatusInternalServerError)
+				return
+			}
+			serve(w, r)
+		}
+		play(t, handler, func(t *testing.T, o load.Options) {
+			m := &memory{}
+			o.History, o.Workload, o.Sessions = m, &script{turns: []workload.Turn{{Request: hello}, {Request: hello, CancelAfter: 50 * time.Millisecond}}}, 1
+			o.Suspect = func(*history.Op, *openai.Reply) bool { return true }
+			o.Recovery = []workload.Turn{{Request: hello}}
+			mustRun(t, o)
+			if n := len(m.inPhase(history.Recovery)); n != 2 {
+				t.Errorf("%d recovery ops, want 2", n)
+			}
+		})
+	}
+}
+
+// slowTicks keeps the client busy at each tick.
+type slowTicks struct{ memory }
+
+func (s *slowTicks) Event(e *history.Event) error {
+	if e.Kind == history.Tick {
+		time.Sleep(120 * time.Millisecond)
+	}
+	return s.memory.Event(e)
+}
+
+// A client that is stalled says so.
+func TestLateTicks(t *testing.T) {
+	play(t, tokens(1, 4500*time.Millisecond), func(t *testing.T, o load.Options) {
+		m := &slowTicks{}
+		o.History, o.Workload, o.Sessions = m, &script{turns: []workload.Turn{{Request: hello}}}, 1
+		mustRun(t, o)
+		var late []float64
+		for _, e := range m.ofKind(history.Tick) {
+			late = append(late, e.Values["late_ms"])
+		}
+		// The timer after a tick fires as much too late as the tick was busy.
+		if diff := cmp.Diff([]float64{0, 120, 120, 120, 120}, late); diff != "" {
+			t.Errorf("late_ms (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestProgress(t *testing.T) {
 	play(t, tokens(10, 100*time.Millisecond), func(t *testing.T, o load.Options) {
 		var seen []load.Progress

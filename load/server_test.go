@@ -179,6 +179,37 @@ func serveRaw(l *pipeListener, response string, stay bool) {
 	}
 }
 
+// Chunks of any size, many of them, are recorded byte for byte.
+func TestLargeReply(t *testing.T) {
+	var sent []string
+	for i := range 3000 {
+		size := i % 300
+		if i%500 == 0 {
+			size = 100*i + 1
+		}
+		sent = append(sent, strings.Repeat(string(rune('a'+i%26)), size))
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		events := openai.NewWriter(w, nil)
+		for _, data := range sent {
+			events.Event([]byte(data))
+		}
+	}))
+	defer server.Close()
+	m := &memory{}
+	mustRun(t, load.Options{BaseURL: server.URL, History: m, Workload: &script{turns: []workload.Turn{{Request: hello}, {Request: hello}}}, Sessions: 4, Concurrency: 2})
+	for _, op := range m.ops {
+		var got []string
+		for _, c := range op.Chunks {
+			got = append(got, string(c.Data))
+		}
+		if diff := cmp.Diff(sent, got); diff != "" {
+			t.Fatalf("op %d: chunks (-sent +recorded):\n%s", op.ID, diff)
+		}
+	}
+}
+
 // What a server is sent.
 func TestRequests(t *testing.T) {
 	zero := 0.0
@@ -191,21 +222,29 @@ func TestRequests(t *testing.T) {
 		header     http.Header
 	}{
 		{
-			"plain", "", load.Options{}, "/v1/chat/completions",
+			"plain", "",
+			load.Options{},
+			"/v1/chat/completions",
 			`{"model":"theirs","messages":[{"role":"user","content":"a < b"}],"max_tokens":5,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`,
 			http.Header{"Content-Type": {"application/json"}, "Accept-Encoding": nil, "Authorization": nil},
 		},
 		{
-			"with /v1, a key and a model", "/v1/", load.Options{APIKey: "k", Model: "ours"}, "/v1/chat/completions",
+			"with /v1, a key and a model", "/v1/",
+			load.Options{APIKey: "k", Model: "ours"},
+			"/v1/chat/completions",
 			`{"model":"ours","messages":[{"role":"user","content":"a < b"}],"max_tokens":5,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`,
 			http.Header{"Authorization": {"Bearer k"}},
 		},
 		{
-			"under a path, without usage", "/api/v1", load.Options{NoUsage: true}, "/api/v1/chat/completions",
+			"under a path, without usage", "/api/v1",
+			load.Options{NoUsage: true},
+			"/api/v1/chat/completions",
 			`{"model":"theirs","messages":[{"role":"user","content":"a < b"}],"max_tokens":5,"temperature":0,"stream":true}`, nil,
 		},
 		{
-			"the whole address", "/v1/chat/completions", load.Options{NoStream: true}, "/v1/chat/completions",
+			"the whole address", "/v1/chat/completions",
+			load.Options{NoStream: true},
+			"/v1/chat/completions",
 			`{"model":"theirs","messages":[{"role":"user","content":"a < b"}],"max_tokens":5,"temperature":0}`, nil,
 		},
 		{
