@@ -119,7 +119,7 @@ func judgeFile(t testing.TB, path string) *Verdict {
 // and the judging is done before anybody looks at a clock.
 func TestCleanRun(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history.jsonl.zst")
-	writeRun(t, path, 80, 100)
+	writeRun(t, path, 80, 40)
 	began := time.Now()
 	v := judgeFile(t, path)
 	t.Logf("judged in %v", time.Since(began))

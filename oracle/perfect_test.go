@@ -179,7 +179,7 @@ func TestPerfectServer(t *testing.T) {
 			plans = append(plans, workload.Plan{Kind: kind, Tools: workload.Text})
 		}
 		for _, plan := range plans {
-			plan.Seed, plan.Sessions = 3, 80
+			plan.Seed, plan.Sessions = 3, 40
 			name := strings.TrimSpace(kind + " " + plan.Tools)
 			t.Run(name, func(t *testing.T) {
 				v := perfect{plan: plan}.judge(t)
