@@ -101,7 +101,7 @@ func TestClusterRate(t *testing.T) {
 		}},
 		// Less than binomial variance counts as binomial: (4*1 + 4)/5.
 		{"evenly", repeat(4, Cluster{2, 4}), Rate{
-			Failures: 8, Trials: 16, Clusters: 4, Rate: 0.5, Low: 0.1459, High: 0.8541, DesignEffect: 1.6,
+			Failures: 8, Trials: 16, Clusters: 4, Rate: 0.5, Low: 0.1453, High: 0.8547, DesignEffect: 1.6,
 		}},
 		// By hand: squares = 2*(4-2)^2 + 2*(0-2)^2 = 16, variance = 4/3*16/256 =
 		// 1/12, binomial 1/64, design effect 16/3, averaged with 4 as 2 to 1.
