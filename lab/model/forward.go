@@ -46,7 +46,7 @@ var (
 	attention = []step{
 		{"latent_query", []buffer{bufQuery}, []buffer{bufLatentQuery}, (*pass).latentQuery},
 		{"index_score", []buffer{bufIndexQuery, bufIndexWeight}, []buffer{bufScore}, (*pass).indexScore},
-		{"top_k", []buffer{bufScore}, []buffer{bufSelected}, (*pass).topK},
+		{"top_k", []buffer{bufScore}, []buffer{bufScore, bufSelected}, (*pass).topK},
 		{"attend", []buffer{bufLatentQuery, bufSelected}, []buffer{bufAttended}, (*pass).attend},
 		{"value", []buffer{bufAttended}, []buffer{bufValue}, (*pass).value},
 		{"output", []buffer{bufValue}, []buffer{bufDelta}, (*pass).output},

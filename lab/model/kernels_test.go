@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/big"
@@ -306,6 +307,59 @@ func TestF16(t *testing.T) {
 		}
 		if got := float64(fromF16(uint16(code))); got != want && (got == got || want == want) {
 			t.Fatalf("fromF16(%#x) = %g, want %g", code, got, want)
+		}
+	}
+}
+
+// An index key lies where its type says, changes no other byte, and reads back
+// as itself up to rounding.
+func TestStoreIndexKey(t *testing.T) {
+	const pageSize, offset = 32, 21
+	rng := rand.New(rand.NewPCG(9, 10))
+	for _, test := range []struct {
+		d     IndexDType
+		error float64 // relative
+	}{{FP8, 1. / 16}, {BF16, 1. / 256}, {F32, 0}} {
+		for _, size := range []float64{0, 1e-6, 1, 1e4} {
+			key := random(rng, IndexDim)
+			var largest float64
+			for i := range key {
+				key[i] *= float32(size)
+				largest = max(largest, math.Abs(float64(key[i])))
+			}
+			page := make([]byte, test.d.PageBytes(pageSize))
+			for i := range page {
+				page[i] = 0xa5
+			}
+			storeIndexKey(page, test.d, pageSize, offset, key)
+			n := test.d.KeyBytes()
+			for i, b := range page {
+				mine := i/n == offset && i < n*pageSize
+				if test.d == FP8 && i >= n*pageSize {
+					mine = (i-n*pageSize)/4 == offset
+				}
+				if !mine && b != 0xa5 {
+					t.Fatalf("%v: byte %d was written", test.d, i)
+				}
+			}
+			if test.d == FP8 {
+				scale := math.Float32frombits(binary.LittleEndian.Uint32(page[n*pageSize+4*offset:]))
+				if want := float32(max(1e-4, float32(largest))) / 448; scale != want {
+					t.Errorf("a key of at most %g has scale %g, want %g", largest, scale, want)
+				}
+			}
+			keys, scales := make([]float32, 16*IndexDim), make([]float32, 16)
+			unpackIndexKeys(keys, scales, page, test.d, pageSize, 16, 16)
+			for i, v := range key {
+				got := float64(keys[i*16+offset-16]) * float64(scales[offset-16])
+				allowed := math.Abs(float64(v)) * test.error
+				if test.d == FP8 {
+					allowed += max(1e-4, largest) / 448 / 512
+				}
+				if math.Abs(got-float64(v)) > allowed {
+					t.Errorf("%v: %g reads as %g", test.d, v, got)
+				}
+			}
 		}
 	}
 }
