@@ -52,7 +52,7 @@ func TestLoadErrors(t *testing.T) {
 		{"negative offset", `its bytes -4 to`, edit(func(h map[string]map[string]any) { h["norm"]["data_offsets"] = []int{-4, 764} })},
 		{"offsets reversed", `tensor "norm": its bytes`, edit(func(h map[string]map[string]any) { h["norm"]["data_offsets"] = []int{800, 32} })},
 		{"offset type", `tensor "norm": json`, edit(func(h map[string]map[string]any) { h["norm"]["data_offsets"] = "0" })},
-		{"huge", `is larger than the file`, edit(func(h map[string]map[string]any) { h["embed.0"]["shape"] = []int{1 << 60, 192} })},
+		{"huge", `is larger than the file`, edit(func(h map[string]map[string]any) { h["embed.0"]["shape"] = []int64{1 << 60, 192} })},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if _, err := Load(test.file); err == nil || !strings.Contains(err.Error(), test.want) {
