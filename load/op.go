@@ -155,7 +155,7 @@ func (p *player) exchange(ctx context.Context, hangUp context.CancelCauseFunc, r
 		op.Stream = op.Stream && op.Status >= 400 // a stream was asked for, and this isn't one
 		return p.readBody(rec, body)
 	}
-	return p.readStream(ctx, hangUp, rec, body, cancelChunks)
+	return p.readStream(hangUp, rec, body, cancelChunks)
 }
 
 // isStream says whether a body is one of server-sent events. Where the header
@@ -199,8 +199,9 @@ func (p *player) readBody(rec *recording, body io.Reader) error {
 	return err
 }
 
-func (p *player) readStream(ctx context.Context, hangUp context.CancelCauseFunc, rec *recording, body io.Reader, cancelChunks int) error {
+func (p *player) readStream(hangUp context.CancelCauseFunc, rec *recording, body io.Reader, cancelChunks int) error {
 	var last time.Duration
+	done := false
 	events := openai.NewReader(body, func() time.Duration { return rec.at }, p.EventLimit)
 	for n := 1; ; n++ {
 		e, err := events.Next()
@@ -216,7 +217,7 @@ func (p *player) readStream(ctx context.Context, hangUp context.CancelCauseFunc,
 				rec.add(rec.at, rec.head)
 				return errNoStream
 			}
-		case err != nil && errors.Is(context.Cause(ctx), errDone):
+		case err != nil && done: // the connection's end is nothing to the reply
 			rec.op.LastByte = last
 			return nil
 		case err != nil:
@@ -234,7 +235,8 @@ func (p *player) readStream(ctx context.Context, hangUp context.CancelCauseFunc,
 			return errPlanned
 		case rec.size > replyLimit:
 			return errTooLarge
-		case len(e.Data) < 16 && bytes.Equal(bytes.TrimSpace(e.Data), []byte("[DONE]")):
+		case !done && len(e.Data) < 16 && bytes.Equal(bytes.TrimSpace(e.Data), []byte("[DONE]")):
+			done = true
 			// What comes after it is recorded too, if it comes soon.
 			timer := time.AfterFunc(doneGrace, func() { hangUp(errDone) })
 			defer timer.Stop()

@@ -104,6 +104,7 @@ func TestServers(t *testing.T) {
 		{"a body without end", wholeOK + strings.Repeat("x", 200_000), true, false, history.Failed, "the body is larger than 65536 bytes", 200, false, nil, ""},
 		{"silence in mid-stream", streamOK + "data: " + chunkA + "\n\n", true, false, history.TimedOut, "gave up after 1 chunks", 200, true, []string{chunkA}, ""},
 		{"silence in the header", "HTTP/1.1 200 OK\r\n", true, false, history.TimedOut, "gave up after 0 chunks", 0, true, nil, ""},
+		{"breaks off after [DONE]", chunked(streamed), false, false, history.OK, "", 200, true, []string{chunkA, chunkStop, "[DONE]"}, "a"},
 		{"open after [DONE]", streamOK + streamed, true, false, history.OK, "", 200, true, []string{chunkA, chunkStop, "[DONE]"}, "a"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

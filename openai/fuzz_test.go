@@ -5,12 +5,33 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// recorded returns a few real transcripts.
+func recorded(f *testing.F) (raw [][]byte) {
+	f.Helper()
+	files, err := filepath.Glob("testdata/transcripts/*-stream*.http")
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no transcripts (%v)", err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if len(b) < 8<<10 {
+			raw = append(raw, b)
+		}
+	}
+	return raw
+}
 
 // FuzzReader reads any bytes whole and byte by byte: the same events, the same
 // end, and never an event over the limit.
@@ -19,6 +40,9 @@ func FuzzReader(f *testing.F) {
 		"data: a\n\ndata: b\n\n", "\xef\xbb\xbfdata: a\r\n\r\n: c\rdata:b\r\r", "event: error\ndata: x\ndata\n\n", "error: x", "data: 0123456789012345678901234567890123456789\n\n",
 	} {
 		f.Add([]byte(seed))
+	}
+	for _, raw := range recorded(f) {
+		f.Add(raw)
 	}
 	const limit = 32
 	f.Fuzz(func(t *testing.T, stream []byte) {
@@ -61,6 +85,9 @@ func FuzzAssembler(f *testing.F) {
 		`{"choices":[{"delta":{"content":[{"text":"a"}],"reasoning":"b","tool_calls":[{"function":{"arguments":{"a":1}}}]},"index":1}]}`,
 	} {
 		f.Add([]byte(seed))
+	}
+	for _, raw := range recorded(f) {
+		f.Add(bytes.ReplaceAll(raw, []byte("data: "), nil))
 	}
 	f.Fuzz(func(t *testing.T, lines []byte) {
 		var quick, slow Assembler
