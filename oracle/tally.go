@@ -96,6 +96,12 @@ func (r *Recorder) corruptClasses() classSet {
 	return s
 }
 
+// beside says that the op was sent beside the sessions, whose rate under load
+// is compared with their rate alone: it is no part of that comparison.
+func (r *row) beside() bool {
+	return r.phase == history.Recovery || r.phase == history.Sentinel
+}
+
 func newRecorder() *Recorder {
 	r := &Recorder{index: map[int64]int{}, byClass: map[Class]int{}}
 	for i, rule := range Classes {

@@ -12,7 +12,7 @@ type Rule struct {
 	// lower bound; with tolerance 0, a single op).
 	Tolerance float64
 	// MinExcess is the smallest excess over the control arm, as a rate,
-	// that convicts; the excess' lower bound must reach it.
+	// that convicts, beside being more than chance.
 	MinExcess float64
 	Why       string // the reason for these numbers, in one sentence
 	// FalseAlarm is what was measured on healthy servers.

@@ -174,7 +174,7 @@ func (r *Recorder) result(rule Rule, samples []stats.Cluster, of func(*row) (tri
 	for i := range r.rows {
 		w := &r.rows[i]
 		trial, failed := of(w)
-		if !trial {
+		if !trial || rule.Source == Model && w.beside() {
 			continue
 		}
 		sessions[w.arm()].add(w.session, failed)
@@ -322,7 +322,7 @@ func (c *ClassResult) judge() {
 	found := fmt.Sprintf("%s: %s", c.Class, c.Main)
 	switch {
 	case c.compared():
-		c.Convicts = c.Excess.PAdjusted < significance && c.Excess.Low >= c.rule.MinExcess
+		c.Convicts = c.Excess.PAdjusted < significance && c.Excess.Difference >= c.rule.MinExcess
 		found += fmt.Sprintf("; also in the control arm: %s", c.Control)
 		if c.Control.Failures == 0 {
 			found = fmt.Sprintf("%s: %s; none of %d in the control arm", c.Class, c.Main, c.Control.Trials)

@@ -431,3 +431,47 @@ func TestDocs(t *testing.T) {
 		}
 	}
 }
+
+// phase judges made-up ops of one phase, of sessions of four rounds.
+func (j *judgement) phase(phase history.Phase, sessions int, of func(session, turn int) Class) {
+	for session := range sessions {
+		for turn := range playRounds {
+			j.op(&history.Op{
+				ID: int64(len(j.rec.rows) + 1), Phase: phase, Session: session, Turn: turn, Status: 200, Outcome: history.OK,
+				Kind: string(of(session, turn)), Request: json.RawMessage(`{}`),
+			})
+		}
+	}
+}
+
+// TestSmallRun: twelve sessions are few for an interval, but one op in five
+// against none is no chance.
+func TestSmallRun(t *testing.T) {
+	j := newJudgement(history.Header{Sessions: 12}, []Oracle{told(MarkupLeak)})
+	j.phase(history.Control, 12, nothing)
+	j.phase(history.Main, 12, every(5, MarkupLeak))
+	j.finish()
+	if v := j.verdict(false); v.Status != Corrupt {
+		t.Errorf("status %s, want corrupt: %v", v.Status, v.Reasons)
+	}
+}
+
+// TestBesideTheSessions: what is sent beside the sessions has no part in the
+// comparison of their rates, and a leak there is a leak all the same.
+func TestBesideTheSessions(t *testing.T) {
+	judge := func(c Class) *Verdict {
+		j := newJudgement(history.Header{Sessions: 20}, []Oracle{told(MarkupLeak, ForeignCanary)})
+		j.phase(history.Control, 20, nothing)
+		j.phase(history.Main, 20, nothing)
+		j.phase(history.Recovery, 20, every(1, c))
+		j.finish()
+		return j.verdict(false)
+	}
+	v := judge(MarkupLeak)
+	if v.Broken.Main.Trials != 80 || v.Broken.Main.Failures != 0 {
+		t.Errorf("broken %s, want 0 of 80", v.Broken.Main)
+	}
+	if v := judge(ForeignCanary); v.Status != Corrupt {
+		t.Errorf("status %s after a leak, want corrupt", v.Status)
+	}
+}

@@ -1,7 +1,7 @@
 package model
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,7 +32,7 @@ var controlText = [...]string{
 	"<｜pad｜>", "<｜begin｜>", "<｜end｜>", "<｜Tools｜>", "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜Tool｜>",
 }
 
-// The pieces of DSML, one token each. The order gives their numbers.
+// The pieces of DSML, one token each.
 const (
 	openCalls      = "<｜DSML｜tool_calls>\n"
 	closeCalls     = "</｜DSML｜tool_calls>"
@@ -49,115 +49,147 @@ var markup = [...]string{
 	openCalls, closeCalls, openInvoke, closeInvoke, openParameter, closeParameter, endName, endStringName, endJSONName,
 }
 
-const firstWord = firstMarkup + Token(len(markup))
+const firstEntry = firstMarkup + Token(len(markup))
 
 // Tokenizer turns text into tokens and back.
 //
 // The vocabulary is the control tokens, the 256 bytes, the pieces of DSML and
-// a list of words. A word is a longest run of ASCII letters, digits and
-// underscores; a run that isn't in the list is spelled in bytes, as is
-// everything else, so that a made-up code never has a word inside. One space
-// between two words of the list is left out, and decoding puts it back: it
-// stands exactly where two word tokens meet, because two longest runs can't
-// touch. So decoding gives back any bytes, and the text of a token depends on
-// no token but the one before it.
+// a list of entries. An entry is a word (a run of ASCII letters, digits and
+// underscores) or begins with a sign (", code"). It is taken only where it
+// doesn't cut a run in two, and what has no entry is spelled in bytes: so a
+// made-up code never has a word inside.
+//
+// One space between two runs is left out if at least one of them is an
+// entry's, and decoding puts it back: it stands exactly where two tokens
+// would else make one run, which no two tokens but bytes do. So decoding
+// gives back any bytes, and the text that a token adds depends on no token
+// but the one before it.
 //
 // A Tokenizer is safe for use by several goroutines.
 type Tokenizer struct {
-	text []string // by token
-	word map[string]Token
+	text  []string // by token
+	word  map[string]Token
+	signs [256][]Token // other entries and markup, by their first byte, the longest first
 }
 
-// NewTokenizer makes a tokenizer with the words of the list, whose order
-// gives their numbers. A word that is empty, double, a single letter (its
-// byte would be another token for the same text) or not made of letters,
-// digits and underscores is an error.
-func NewTokenizer(words []string) (*Tokenizer, error) {
-	t := &Tokenizer{word: make(map[string]Token, len(words))}
+// NewTokenizer makes a tokenizer with a list of entries, whose order gives
+// their numbers. An entry that is double, shorter than two bytes (its byte
+// would be another token for the same text), begins with a space, or begins
+// with a word and goes on is an error.
+func NewTokenizer(entries []string) (*Tokenizer, error) {
+	t := &Tokenizer{word: make(map[string]Token, len(entries))}
 	t.text = append(t.text, controlText[:]...)
 	for b := range 256 {
 		t.text = append(t.text, string([]byte{byte(b)}))
 	}
-	t.text = append(t.text, markup[:]...)
-	for _, w := range words {
-		if len(w) < 2 || wordLength(w) != len(w) {
-			return nil, fmt.Errorf("vocabulary: %q is not a word of two or more letters, digits and underscores", w)
+	seen := map[string]bool{}
+	for _, e := range slices.Concat(markup[:], entries) {
+		n := wordLength(e)
+		switch {
+		case len(e) < 2:
+			return nil, fmt.Errorf("vocabulary: the entry %q is shorter than two bytes", e)
+		case seen[e]:
+			return nil, fmt.Errorf("vocabulary: the entry %q is there twice", e)
+		case e[0] == ' ' || n > 0 && n < len(e):
+			return nil, fmt.Errorf("vocabulary: the entry %q is neither a word nor begins with a sign", e)
 		}
-		if _, ok := t.word[w]; ok {
-			return nil, fmt.Errorf("vocabulary: the word %q is there twice", w)
+		seen[e] = true
+		id := Token(len(t.text))
+		t.text = append(t.text, e)
+		if n > 0 {
+			t.word[e] = id
+		} else {
+			t.signs[e[0]] = append(t.signs[e[0]], id)
 		}
-		t.word[w] = Token(len(t.text))
-		t.text = append(t.text, w)
+	}
+	for _, ids := range t.signs {
+		slices.SortStableFunc(ids, func(a, b Token) int { return len(t.text[b]) - len(t.text[a]) })
 	}
 	return t, nil
 }
 
-// ParseVocabulary reads a vocabulary file: one word a line.
-func ParseVocabulary(file string) (*Tokenizer, error) {
-	if file == "" {
-		return nil, errors.New("vocabulary: the file is empty")
+// ParseVocabulary reads a vocabulary file: a JSON list of the entries.
+func ParseVocabulary(file []byte) (*Tokenizer, error) {
+	var entries []string
+	if err := json.Unmarshal(file, &entries); err != nil {
+		return nil, fmt.Errorf("vocabulary: not a JSON list of texts: %w", err)
 	}
-	return NewTokenizer(strings.Split(strings.TrimSuffix(file, "\n"), "\n"))
+	return NewTokenizer(entries)
 }
 
 // Size is the number of tokens.
 func (t *Tokenizer) Size() int { return len(t.text) }
 
-// Words returns the word tokens' text, in the order of their numbers.
-func (t *Tokenizer) Words() []string { return slices.Clone(t.text[firstWord:]) }
-
-// Word returns the token of a word, false when the list doesn't have it.
-func (t *Tokenizer) Word(w string) (Token, bool) {
-	id, ok := t.word[w]
-	return id, ok
+// Entry returns an entry's token, false when the vocabulary doesn't have it.
+func (t *Tokenizer) Entry(text string) (Token, bool) {
+	at := slices.Index(t.text[firstEntry:], text)
+	return firstEntry + Token(at), at >= 0
 }
 
 // Byte returns the token of a single byte.
 func Byte(b byte) Token { return firstByte + Token(b) }
 
-// Encode returns the tokens of a text. Pieces of DSML in it become their
-// tokens, control tokens never come out.
+// Encode returns the tokens of a text. DSML in it becomes DSML's tokens,
+// control tokens never come out.
 func (t *Tokenizer) Encode(text string) []Token { return t.AppendEncode(nil, text) }
 
-// AppendEncode appends the tokens of a text, which begins after anything but
-// a word: at a sequence's start, after a control token or a piece of DSML.
+// AppendEncode appends the tokens of a text. What dst ends with must not end
+// with a letter, digit or underscore: a control token or DSML, say.
 func (t *Tokenizer) AppendEncode(dst []Token, text string) []Token {
-	afterWord, space := false, false // space: a single space after a word waits for what follows
-	for text != "" {
-		if id, n := markupAt(text); n > 0 {
-			if space {
-				dst = append(dst, Byte(' '))
+	previous := Padding
+	for i := 0; i < len(text); {
+		id, n := t.at(text[i:])
+		if id == Byte(' ') && t.endsInWord(previous) {
+			// The space is implied before a run unless both are spelled.
+			next, length := t.at(text[i+1:])
+			if length > 0 && t.beginsInWord(next) && !(isByte(previous) && isByte(next)) {
+				i++
+				continue
 			}
-			dst, text = append(dst, id), text[n:]
-			afterWord, space = false, false
-			continue
 		}
-		n := wordLength(text)
-		if id, ok := t.word[text[:n]]; ok {
-			dst, text = append(dst, id), text[n:]
-			afterWord, space = true, false
-			continue
+		if isByte(id) {
+			for _, c := range []byte(text[i : i+n]) {
+				id = Byte(c)
+				dst = append(dst, id)
+			}
+		} else {
+			dst = append(dst, id)
 		}
-		if space {
-			dst = append(dst, Byte(' '))
-		}
-		space = n == 0 && afterWord && text[0] == ' '
-		afterWord = false
-		if space {
-			text = text[1:]
-			continue
-		}
-		n = max(n, 1)
-		for i := range n {
-			dst = append(dst, Byte(text[i]))
-		}
-		text = text[n:]
-	}
-	if space {
-		dst = append(dst, Byte(' '))
+		previous = id
+		i += n
 	}
 	return dst
 }
+
+// at returns what text begins with and its length: an entry's token, or the
+// first byte's for a run or a sign that is spelled. The length is 0 at the end.
+func (t *Tokenizer) at(text string) (id Token, length int) {
+	if text == "" {
+		return Padding, 0
+	}
+	if n := wordLength(text); n > 0 {
+		if id, ok := t.word[text[:n]]; ok {
+			return id, n
+		}
+		return Byte(text[0]), n
+	}
+	for _, id := range t.signs[text[0]] {
+		e := t.text[id]
+		if strings.HasPrefix(text, e) && !(IsWordByte(e[len(e)-1]) && wordLength(text[len(e):]) > 0) {
+			return id, len(e)
+		}
+	}
+	return Byte(text[0]), 1
+}
+
+func isByte(id Token) bool { return firstByte <= id && id < firstMarkup }
+
+func (t *Tokenizer) endsInWord(id Token) bool {
+	s := t.text[id]
+	return IsWordByte(s[len(s)-1])
+}
+
+func (t *Tokenizer) beginsInWord(id Token) bool { return IsWordByte(t.text[id][0]) }
 
 // Decode returns the text of tokens. Decode(Encode(s)) is s, whatever its
 // bytes are.
@@ -175,37 +207,28 @@ func (t *Tokenizer) Decode(tokens []Token) string {
 // (Padding when there is none). It may end within a rune of several bytes. A
 // token outside the vocabulary adds U+FFFD.
 func (t *Tokenizer) AppendText(dst []byte, previous, id Token) []byte {
-	if uint32(id) >= uint32(len(t.text)) {
+	if !t.has(id) {
 		return append(dst, "\uFFFD"...)
 	}
-	if previous >= firstWord && id >= firstWord {
+	if t.has(previous) && t.endsInWord(previous) && t.beginsInWord(id) && !(isByte(previous) && isByte(id)) {
 		dst = append(dst, ' ')
 	}
 	return append(dst, t.text[id]...)
 }
 
-// wordLength is the length of the run of letters, digits and underscores that
-// text begins with.
+func (t *Tokenizer) has(id Token) bool { return uint32(id) < uint32(len(t.text)) }
+
+// wordLength is the length of the run of word bytes that text begins with.
 func wordLength(text string) int {
 	for i := range len(text) {
-		c := text[i]
-		if c != '_' && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') {
+		if !IsWordByte(text[i]) {
 			return i
 		}
 	}
 	return len(text)
 }
 
-// markupAt returns the piece of DSML that text begins with and its length, 0
-// when there is none. No piece begins with another.
-func markupAt(text string) (Token, int) {
-	if text[0] != '<' && text[0] != '"' {
-		return 0, 0
-	}
-	for i, m := range markup {
-		if strings.HasPrefix(text, m) {
-			return firstMarkup + Token(i), len(m)
-		}
-	}
-	return 0, 0
+// IsWordByte says whether c is an ASCII letter, digit or underscore.
+func IsWordByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_'
 }

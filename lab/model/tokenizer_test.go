@@ -7,11 +7,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var testWords = []string{"berth", "ship", "cargo", "name", "Aurora", "assign_berth", "tool_calls", "string", "true", "DSML", "is"}
+var testEntries = []string{
+	"berth", "ship", "cargo", "name", "Aurora", "assign_berth", "tool_calls", "string", "true", "DSML", "is",
+	": ", ", ", ", code", `{"`, `":"`, `"}`, `{"ship":"`, "->is",
+}
 
 func testTokenizer(t testing.TB) *Tokenizer {
 	t.Helper()
-	tok, err := NewTokenizer(testWords)
+	tok, err := NewTokenizer(testEntries)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,40 +23,45 @@ func testTokenizer(t testing.TB) *Tokenizer {
 
 func TestEncode(t *testing.T) {
 	tok := testTokenizer(t)
-	word := func(w string) Token {
-		id, ok := tok.Word(w)
-		if !ok {
-			t.Fatalf("%q is not a word", w)
-		}
-		return id
-	}
-	letters := func(s string) []Token {
-		var ids []Token
-		for i := range len(s) {
-			ids = append(ids, Byte(s[i]))
+	// entries returns the tokens of texts: entries, markup, or spelled.
+	tokens := func(texts ...string) (ids []Token) {
+		for _, s := range texts {
+			if id, ok := tok.Entry(s); ok {
+				ids = append(ids, id)
+			} else if at := slices.Index(markup[:], s); at >= 0 {
+				ids = append(ids, firstMarkup+Token(at))
+			} else {
+				for i := range len(s) {
+					ids = append(ids, Byte(s[i]))
+				}
+			}
 		}
 		return ids
 	}
 	for _, c := range []struct {
 		name, text string
-		want       []Token
+		want       []string
 	}{
-		{"the space between two words is implied", "ship berth", []Token{word("ship"), word("berth")}},
-		{"two spaces are not", "ship  berth", []Token{word("ship"), Byte(' '), Byte(' '), word("berth")}},
-		{"nor is a space before a code", "ship q7", slices.Concat([]Token{word("ship"), Byte(' ')}, letters("q7"))},
-		{"nor one at the end", "ship ", []Token{word("ship"), Byte(' ')}},
-		{"nor one at the start", " ship", []Token{Byte(' '), word("ship")}},
-		{"nor one before markup", "ship " + closeCalls, []Token{word("ship"), Byte(' '), firstMarkup + 1}},
-		{"a longer run is no word", "ships", letters("ships")},
-		{"a code has no word inside", "x2is7", letters("x2is7")},
-		{"a hyphen ends a word", "ship-q", []Token{word("ship"), Byte('-'), Byte('q')}},
-		{"markup is one token a piece", openInvoke + "ship" + endName, []Token{firstMarkup + 2, word("ship"), firstMarkup + 6}},
-		{"control tokens are spelled", "<｜User｜>", letters("<｜User｜>")},
-		{"invalid UTF-8", "\xff\xe2\x82", letters("\xff\xe2\x82")},
+		{"the space between two words is implied", "ship berth", []string{"ship", "berth"}},
+		{"also before a code and after it", "ship q7 berth", []string{"ship", "q7", "berth"}},
+		{"but not between two codes", "q7 x2", []string{"q7", " ", "x2"}},
+		{"two spaces are not implied", "ship  berth", []string{"ship", "  ", "berth"}},
+		{"nor is a space at the end", "ship ", []string{"ship", " "}},
+		{"nor one at the start", " ship", []string{" ", "ship"}},
+		{"nor one before markup", "ship " + closeCalls, []string{"ship", " ", closeCalls}},
+		{"nor one before a sign", "ship -", []string{"ship", " -"}},
+		{"a longer run is no word", "ships", []string{"s", "hips"}},
+		{"a code has no word inside", "x2is7", []string{"x2is7"}},
+		{"a hyphen ends a word", "ship-q", []string{"ship", "-q"}},
+		{"the longest entry is taken", "ship, code k7, ship", []string{"ship", ", code", "k7", ", ", "ship"}},
+		{"but not one that cuts a run", "ship, codes->isn", []string{"ship", ", ", "codes->isn"}},
+		{"markup is one token a piece", openInvoke + "ship" + endName, []string{openInvoke, "ship", endName}},
+		{"control tokens are spelled", "<｜User｜>", []string{"<｜User｜>"}},
+		{"invalid UTF-8", "\xff\xe2\x82", []string{"\xff\xe2\x82"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := tok.Encode(c.text)
-			if diff := cmp.Diff(c.want, got); diff != "" {
+			if diff := cmp.Diff(tokens(c.want...), got); diff != "" {
 				t.Errorf("Encode(%q), -want +got:\n%s", c.text, diff)
 			}
 			if text := tok.Decode(got); text != c.text {
@@ -64,9 +72,9 @@ func TestEncode(t *testing.T) {
 }
 
 func TestNewTokenizerRejects(t *testing.T) {
-	for _, words := range [][]string{{""}, {"a"}, {"two words"}, {"caf\u00e9"}, {"ship", "ship"}} {
-		if _, err := NewTokenizer(words); err == nil {
-			t.Errorf("NewTokenizer(%q) gave no error", words)
+	for _, entries := range [][]string{{""}, {"a"}, {"two words"}, {" ship"}, {"ship", "ship"}, {closeCalls}} {
+		if _, err := NewTokenizer(entries); err == nil {
+			t.Errorf("NewTokenizer(%q) gave no error", entries)
 		}
 	}
 }
@@ -77,6 +85,7 @@ func FuzzTokenizer(f *testing.F) {
 	for _, s := range []string{
 		"", " ", "ship berth", "ship  berth ", "ships", "a\xffb", "｜DSML｜", openCalls + "ship ship" + endStringName + "\n" + endName,
 		"<｜DSML｜DSML", "</｜DSML｜tool_calls>ship " + openCalls + " ship", "\" string=\"true\">", "is2 is", "_ship",
+		`{"ok":true,"ship":"q"}`, "ship : ship , {\"", "q7 ship q7, code q7 q7", "->is ->is2",
 	} {
 		f.Add(s)
 	}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agext/levenshtein"
+	"github.com/alecthomas/kong"
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// config is a YAML file of flags: each key is a flag's name with underscores.
+// It is strict: a key that is no flag is an error with its line and the
+// nearest flag.
+type config struct {
+	path   string
+	values map[string]any
+	lines  map[string]int
+}
+
+// BeforeResolve lets --config add its file to what flags are resolved from.
+func (c *runCommand) BeforeResolve(k *kong.Context, path *kong.Path) error {
+	file, _ := k.FlagValue(flagOf(path, "config")).(string)
+	if file == "" {
+		return nil
+	}
+	read, err := readConfig(file)
+	if err != nil {
+		return err
+	}
+	if err := read.check(path.Flags); err != nil {
+		return err
+	}
+	k.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+		return read.values[key(flag.Name)], nil
+	}))
+	return nil
+}
+
+func flagOf(path *kong.Path, name string) *kong.Flag {
+	for _, f := range path.Flags {
+		if f.Name == name {
+			return f
+		}
+	}
+	return nil
+}
+
+func key(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
+
+func readConfig(path string) (*config, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read config: %w", err)
+	}
+	c := &config{path: path, values: map[string]any{}, lines: map[string]int{}}
+	file, err := parser.ParseBytes(b, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read config %s: %w", path, err)
+	}
+	for _, doc := range file.Docs {
+		mapping, ok := doc.Body.(*ast.MappingNode)
+		if !ok {
+			if doc.Body == nil {
+				continue
+			}
+			return nil, fmt.Errorf("read config %s: want lines of \"key: value\"", path)
+		}
+		for _, v := range mapping.Values {
+			name := v.Key.String()
+			var value any
+			if err := yaml.NodeToValue(v.Value, &value); err != nil {
+				return nil, fmt.Errorf("read config %s: %w", path, err)
+			}
+			c.values[name], c.lines[name] = plain(value), v.Key.GetToken().Position.Line
+		}
+	}
+	return c, nil
+}
+
+// plain turns a YAML number into the text that flags are parsed from.
+func plain(value any) any {
+	switch value.(type) {
+	case uint64, int64, float64:
+		return fmt.Sprint(value)
+	}
+	return value
+}
+
+func (c *config) check(flags []*kong.Flag) error {
+	var known []string
+	for _, f := range flags {
+		if f.Name != "help" && f.Name != "config" {
+			known = append(known, key(f.Name))
+		}
+	}
+	var errs []error
+	for name, line := range c.lines {
+		if slices.Contains(known, name) {
+			continue
+		}
+		nearest := slices.MinFunc(known, func(a, b string) int {
+			return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
+		})
+		errs = append(errs, fmt.Errorf("%s:%d: unknown key %q; nearest known key: %q", c.path, line, name, nearest))
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}

@@ -1,0 +1,177 @@
+// Command culprit finds which setting, patch or code path makes an LLM
+// inference server give wrong answers under load.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+
+	"github.com/alecthomas/kong"
+	"golang.org/x/term"
+
+	"github.com/culprit-project/culprit/internal/app"
+	screen "github.com/culprit-project/culprit/internal/term"
+	"github.com/culprit-project/culprit/oracle"
+)
+
+// Exit codes. They work under "git bisect run", where 125 skips a commit.
+const (
+	exitClean        = 0
+	exitBroken       = 1
+	exitInconclusive = 125
+	exitUsage        = 254
+	exitInternal     = 255
+)
+
+type commands struct {
+	Run     runCommand     `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
+	Check   checkCommand   `cmd:"" help:"Judge a stored run again."`
+	Lab     labCommand     `cmd:"" help:"The reference server."`
+	Version versionCommand `cmd:"" help:"Print the version."`
+}
+
+const description = `culprit finds which setting, patch or code path makes an LLM inference server give wrong answers under load.
+
+Exit codes: 0 clean (or only numerics), 1 corrupt or wedged, 125 inconclusive, not exercised or void, 254 usage, 255 internal error. They work under "git bisect run".`
+
+// streams are the process's own, so that only this package knows them.
+type streams struct {
+	out, err io.Writer
+	progress *screen.Screen // on standard error
+}
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run parses the arguments and runs one command; it returns the exit code.
+func run(args []string) (code int) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		stop() // a second interrupt ends the process at once
+	}()
+	s := &streams{out: os.Stdout, err: os.Stderr, progress: newScreen(os.Stderr)}
+
+	var c commands
+	parser, err := kong.New(&c,
+		kong.Name("culprit"), kong.Description(description), kong.UsageOnError(),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.Writers(os.Stdout, os.Stderr),
+		kong.Exit(func(int) { panic(exitClean) }), // after --help
+		kong.Vars(app.Defaults()), kong.Vars(labDefaults()),
+		kong.BindTo(ctx, (*context.Context)(nil)), kong.Bind(s),
+	)
+	if err != nil {
+		return fail(s, exitInternal, err)
+	}
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case int:
+			code = p
+		default:
+			panic(p)
+		}
+	}()
+	k, err := parser.Parse(args)
+	if err != nil {
+		fail(s, exitUsage, err)
+		fmt.Fprintln(s.err, `Run "culprit --help" or "culprit COMMAND --help".`)
+		return exitUsage
+	}
+	err = k.Run()
+	if err == nil {
+		return exitClean
+	}
+	if status, ok := errors.AsType[verdictError](err); ok {
+		return exitCode(oracle.Status(status))
+	}
+	if _, ok := errors.AsType[*app.UsageError](err); ok {
+		return fail(s, exitUsage, err)
+	}
+	if _, ok := errors.AsType[*app.NoVerdictError](err); ok {
+		return fail(s, exitInconclusive, err)
+	}
+	return fail(s, exitInternal, err)
+}
+
+func fail(s *streams, code int, err error) int {
+	for i, line := range strings.Split(err.Error(), "\n") {
+		if i == 0 {
+			line = "culprit: " + line
+		}
+		s.progress.Printf("%s\n", screen.Safe(line))
+	}
+	return code
+}
+
+// verdictError carries a verdict that isn't clean to the exit code; everything
+// to be said about it has been printed.
+type verdictError oracle.Status
+
+func (e verdictError) Error() string { return string(e) }
+
+// judged turns a verdict into a command's result.
+func judged(status oracle.Status) error {
+	if exitCode(status) == exitClean {
+		return nil
+	}
+	return verdictError(status)
+}
+
+func exitCode(status oracle.Status) int {
+	switch status {
+	case oracle.Clean, oracle.Numerics:
+		return exitClean
+	case oracle.Corrupt, oracle.Wedged:
+		return exitBroken
+	case oracle.Inconclusive, oracle.NotExercised, oracle.Void:
+		return exitInconclusive
+	}
+	return exitInternal
+}
+
+// newScreen lays out for a file's terminal, if it is one.
+func newScreen(f *os.File) *screen.Screen {
+	s := screen.NewScreen(f)
+	if fd := int(f.Fd()); term.IsTerminal(fd) {
+		dumb := os.Getenv("TERM") == "dumb"
+		s.Live = !dumb
+		s.Color = !dumb && os.Getenv("NO_COLOR") == ""
+		if columns, _, err := term.GetSize(fd); err == nil {
+			s.Width = columns
+		}
+	}
+	return s
+}
+
+type versionCommand struct{}
+
+func (versionCommand) Run(s *streams) error {
+	_, err := fmt.Fprintln(s.out, version())
+	return err
+}
+
+// version is the module's, or the commit it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "culprit (unknown build)"
+	}
+	v := info.Main.Version
+	for _, setting := range info.Settings {
+		if setting.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = setting.Value[:min(12, len(setting.Value))]
+		}
+	}
+	if v == "" || v == "(devel)" {
+		v = "(development)"
+	}
+	return "culprit " + v
+}

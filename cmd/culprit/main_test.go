@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/culprit-project/culprit/openai"
+	"github.com/culprit-project/culprit/workload"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"culprit":    main,
+		"fakeserver": fakeServer,
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		RequireExplicitExec: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"waitfile": waitFile,
+			"cutfile":  cutFile,
+		},
+	})
+}
+
+// waitFile waits until a file exists, and puts its text into a variable:
+// waitfile FILE VARIABLE.
+func waitFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: waitfile FILE VARIABLE")
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if b, err := os.ReadFile(ts.MkAbs(args[0])); err == nil && len(b) > 0 {
+			ts.Setenv(args[1], string(b))
+			return
+		}
+	}
+	ts.Fatalf("%s did not appear", args[0])
+}
+
+// cutFile cuts some bytes off a file's end, as a crash does: cutfile FILE N.
+func cutFile(ts *testscript.TestScript, neg bool, args []string) {
+	var n int64
+	if _, err := fmt.Sscan(args[1], &n); neg || err != nil {
+		ts.Fatalf("usage: cutfile FILE N")
+	}
+	path := ts.MkAbs(args[0])
+	info, err := os.Stat(path)
+	ts.Check(err)
+	ts.Check(os.Truncate(path, info.Size()-n))
+}
+
+// fakeServer is a server that knows the right answers, since it plays the same
+// sessions itself, and gets some wrong on purpose.
+func fakeServer() {
+	var f fake
+	var plan workload.Plan
+	flag.StringVar(&plan.Kind, "kind", "agent", "")
+	flag.IntVar(&plan.Sessions, "sessions", 8, "")
+	flag.IntVar(&plan.Rounds, "rounds", 0, "")
+	flag.IntVar(&plan.ContextLines, "context-lines", 0, "")
+	flag.StringVar(&f.fault, "fault", "", "")
+	flag.Int64Var(&f.every, "every", 4, "the fault hits each so many requests")
+	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
+	addrFile := flag.String("addr-file", "addr", "")
+	flag.CommandLine.Parse(os.Args[1:])
+	plan.Seed = 1
+	f.learn(plan)
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	if err := os.WriteFile(*addrFile, []byte("http://"+l.Addr().String()), 0o644); err != nil {
+		panic(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	s := &http.Server{Handler: &f}
+	go s.Serve(l)
+	<-ctx.Done()
+}
+
+type fake struct {
+	fault   string
+	every   int64
+	always  bool
+	running atomic.Int64
+	served  atomic.Int64
+	answers map[[32]byte]*openai.Reply
+	canary  string
+}
+
+func messageKey(r *openai.ChatRequest) [32]byte {
+	b, err := json.Marshal(r.Messages)
+	if err != nil {
+		panic(err)
+	}
+	return sha256.Sum256(b)
+}
+
+// learn plays every session and keeps the right answer to each prompt.
+func (f *fake) learn(p workload.Plan) {
+	w, err := workload.New(p)
+	if err != nil {
+		panic(err)
+	}
+	f.answers = map[[32]byte]*openai.Reply{}
+	for i := range p.Sessions + 8 {
+		for _, alone := range []bool{false, true} {
+			s := w.Session(i, alone)
+			var reply *openai.Reply
+			for {
+				turn, ok := s.Next(reply)
+				if !ok {
+					break
+				}
+				reply = workload.RightReply(turn)
+				f.answers[messageKey(&turn.Request)] = reply
+				f.canary = turn.Expect.Canary
+			}
+		}
+	}
+}
+
+func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/v1/models":
+		fmt.Fprint(w, `{"object":"list","data":[{"id":"fake-model","owned_by":"fake"}]}`)
+	case "/health":
+	case "/v1/chat/completions":
+		f.chat(w, r)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
+	running := f.running.Add(1)
+	defer f.running.Add(-1)
+	if r.Header.Get("Authorization") == "Bearer wrong" {
+		http.Error(w, `{"error":{"message":"Incorrect API key provided","type":"invalid_request_error"}}`, http.StatusUnauthorized)
+		return
+	}
+	var req openai.ChatRequest
+	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	answer := openai.Reply{Content: "pong", FinishReason: "stop"}
+	if known, ok := f.answers[messageKey(&req)]; ok {
+		answer = *known
+	}
+	time.Sleep(2 * time.Millisecond) // a batch forms
+	if n := f.served.Add(1); f.fault != "" && n%f.every == 0 && (running > 1 || f.always) {
+		switch f.fault {
+		case "salad":
+			answer = openai.Reply{Content: `<invoke ship " , carrier " V V V` + "\x1b[2J", FinishReason: "stop"}
+		case "leak":
+			answer.Content += " tag " + f.canary
+		case "die":
+			os.Exit(3)
+		case "error":
+			http.Error(w, `{"error":{"message":"CUDA error: an illegal memory access was encountered","type":"server_error"}}`, http.StatusInternalServerError)
+			return
+		}
+	}
+	f.stream(w, &answer)
+}
+
+func (f *fake) stream(w http.ResponseWriter, a *openai.Reply) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	send := func(delta map[string]any, finish any) {
+		b, err := json.Marshal(map[string]any{
+			"id": "x", "object": "chat.completion.chunk", "model": "fake-model",
+			"choices": []any{map[string]any{"index": 0, "delta": delta, "finish_reason": finish}},
+		})
+		if err != nil {
+			panic(err)
+		}
+		fmt.Fprintf(w, "data: %s\n\n", b)
+		w.(http.Flusher).Flush()
+	}
+	send(map[string]any{"role": "assistant", "content": ""}, nil)
+	for piece := range strings.SplitAfterSeq(a.Content, " ") {
+		send(map[string]any{"content": piece}, nil)
+	}
+	for i, c := range a.ToolCalls {
+		send(map[string]any{"tool_calls": []any{map[string]any{"index": i, "id": c.ID, "type": "function", "function": map[string]any{"name": c.Function.Name, "arguments": c.Function.Arguments}}}}, nil)
+	}
+	send(map[string]any{}, a.FinishReason)
+	fmt.Fprint(w, "data: [DONE]\n\n")
+}
+
+func TestExitCodes(t *testing.T) {
+	tests := []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"no command", nil, exitUsage},
+		{"unknown command", []string{"rum"}, exitUsage},
+		{"no server", []string{"run"}, exitUsage},
+		{"help", []string{"--help"}, exitClean},
+		{"nothing listens", []string{"run", "--base-url", "http://127.0.0.1:1"}, exitInconclusive},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("OPENAI_BASE_URL", "")
+			if got := run(tt.args); got != tt.want {
+				t.Errorf("exit code %d, want %d", got, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/culprit-project/culprit/internal/app"
+)
+
+// serverFlags say which server and how to reach it.
+type serverFlags struct {
+	BaseURL string            `name:"base-url" aliases:"url" env:"OPENAI_BASE_URL" placeholder:"URL" help:"The server, with or without /v1."`
+	Model   string            `placeholder:"NAME" help:"Model to ask for (default: the first of /v1/models)."`
+	APIKey  string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
+	Header  map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header; its value is never written to a file. Repeatable."`
+}
+
+type runCommand struct {
+	serverFlags
+	Config string `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
+
+	Kind         string         `name:"workload" placeholder:"KIND" help:"What to send: ${kinds} (default: agent)."`
+	Sessions     int            `placeholder:"N" help:"Conversations to play (default: ${sessions})."`
+	Rounds       int            `placeholder:"N" help:"Rounds of each conversation (default: the workload's)."`
+	ContextLines int            `placeholder:"N" help:"Lines of facts in each system prompt (default: the workload's)."`
+	MaxTokens    int            `placeholder:"N" help:"Longest reply asked for (default: the workload's)."`
+	Tools        string         `placeholder:"STYLE" help:"native: the tools field; text: JSON in the text, for models without tools (default: native)."`
+	OnError      string         `placeholder:"WHAT" help:"After a wrong reply: repair (the right one takes its place), continue or stop (default: repair)."`
+	Logprobs     int            `placeholder:"N" help:"Ask for the N most likely tokens, to tell numerics from corruption."`
+	Seed         uint64         `placeholder:"N" help:"The same seed sends the same bytes (default: 1)."`
+	Set          map[string]int `placeholder:"KNOB=N" help:"Another knob of the workload; docs/workloads.md lists them. Repeatable."`
+
+	Concurrency     int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
+	RequestRate     float64       `placeholder:"R" help:"Open loop instead: requests per second, whatever the server does."`
+	Control         bool          `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`
+	ControlSessions int           `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
+	Timeout         time.Duration `placeholder:"D" help:"Longest wait for one reply (default: ${timeout})."`
+	NoStream        bool          `help:"Ask for whole replies instead of streams."`
+	ExtraBody       string        `placeholder:"JSON" help:"Object merged into each request's body."`
+
+	Output string `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-WORKLOAD)."`
+	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	DryRun bool   `help:"Show what would be sent, and send nothing."`
+}
+
+func (c *runCommand) Run(ctx context.Context, s *streams) error {
+	out := newScreen(os.Stdout)
+	if c.Format == "json" {
+		out = nil
+	}
+	status, err := app.Run(ctx, app.RunOptions{
+		Server:          c.server(),
+		Kind:            c.Kind,
+		Sessions:        c.Sessions,
+		Rounds:          c.Rounds,
+		ContextLines:    c.ContextLines,
+		MaxTokens:       c.MaxTokens,
+		Tools:           c.Tools,
+		OnError:         c.OnError,
+		TopLogprobs:     c.Logprobs,
+		Seed:            c.Seed,
+		Knobs:           c.Set,
+		Concurrency:     c.Concurrency,
+		RequestRate:     c.RequestRate,
+		Control:         c.Control || c.ControlSessions > 0,
+		ControlSessions: c.ControlSessions,
+		Timeout:         c.Timeout,
+		NoStream:        c.NoStream,
+		ExtraBody:       c.ExtraBody,
+		Output:          c.Output,
+		DryRun:          c.DryRun,
+		Tool:            version(),
+	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	if err != nil {
+		return err
+	}
+	return judged(status)
+}
+
+func (f *serverFlags) server() app.Server {
+	return app.Server{BaseURL: f.BaseURL, Model: f.Model, APIKey: f.APIKey, Header: f.Header}
+}
+
+type checkCommand struct {
+	Dir    string `arg:"" name:"run" type:"existingdir" help:"A run directory."`
+	Op     int64  `placeholder:"N" help:"Print everything about one op, as JSON, instead."`
+	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+}
+
+func (c *checkCommand) Run(s *streams) error {
+	if c.Op != 0 {
+		return app.ShowOp(c.Dir, c.Op, s.out)
+	}
+	out := newScreen(os.Stdout)
+	if c.Format == "json" {
+		out = nil
+	}
+	status, err := app.Check(c.Dir, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	if err != nil {
+		return fmt.Errorf("check %s: %w", c.Dir, err)
+	}
+	return judged(status)
+}

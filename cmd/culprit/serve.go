@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/culprit-project/culprit/lab"
+	"github.com/culprit-project/culprit/lab/api"
+	"github.com/culprit-project/culprit/lab/model"
+)
+
+// labServe is the command "culprit lab serve". Where SGLang has a flag, this
+// one has its name.
+type labServe struct {
+	Host     string `default:"127.0.0.1" help:"Address to listen on."`
+	Port     int    `default:"30000" help:"Port to listen on; 0 picks a free one."`
+	AddrFile string `type:"path" placeholder:"FILE" help:"Write the server's URL to this file when it listens."`
+
+	ServedModelName string `default:"culprit-lab" placeholder:"NAME" help:"The model's name (default: ${default})."`
+	LoadFormat      string `enum:"auto,dummy" default:"auto" help:"auto: the trained weights; dummy: seeded random ones."`
+
+	PageSize           int     `placeholder:"N" help:"Tokens of a page of the cache, a multiple of 16 (default: ${page_size})."`
+	MaxTotalTokens     int     `placeholder:"N" help:"Tokens that the cache holds (default: ${max_total_tokens})."`
+	MaxRunningRequests int     `placeholder:"N" help:"Requests that have pages at once (default: ${max_running_requests})."`
+	ChunkedPrefillSize int     `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
+	DisableRadixCache  bool    `help:"Don't share the pages of common prefixes."`
+	IndexKDtype        string  `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
+	Workers            int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, at most 8)."`
+	RandomSeed         *uint64 `placeholder:"N" help:"Seed of requests that bring none (default: drawn at start)."`
+}
+
+// drainTime is how long a server that is told to stop lets requests go on.
+const drainTime = 3 * time.Second
+
+// labDefaults are what zero values become, by the names that help texts use.
+func labDefaults() map[string]string {
+	return map[string]string{
+		"page_size":            strconv.Itoa(lab.DefaultPageSize),
+		"max_total_tokens":     strconv.Itoa(lab.DefaultMaxTokens),
+		"max_running_requests": strconv.Itoa(lab.DefaultMaxRunning),
+		"chunked_prefill_size": strconv.Itoa(lab.DefaultChunkTokens),
+	}
+}
+
+// config is what the flags ask for, without model and seed.
+func (c *labServe) config() lab.Config {
+	config := lab.Config{
+		PageSize: c.PageSize, MaxTokens: c.MaxTotalTokens, MaxRunning: c.MaxRunningRequests, ChunkTokens: c.ChunkedPrefillSize,
+		NoRadix: c.DisableRadixCache, Workers: c.Workers,
+	}
+	if config.Workers == 0 {
+		config.Workers = min(runtime.GOMAXPROCS(0), 8)
+	}
+	if c.IndexKDtype == model.BF16.String() {
+		config.IndexDType = model.BF16
+	}
+	return config
+}
+
+// Validate is called when the flags are parsed.
+func (c *labServe) Validate() error {
+	_, err := c.config().WithDefaults()
+	return err
+}
+
+func (c *labServe) engine(logger *slog.Logger) (*lab.Engine, error) {
+	config := c.config()
+	config.Logger = logger
+	var err error
+	if config.Tokenizer, err = model.Vocabulary(); err != nil {
+		return nil, err
+	}
+	if config.Model, err = c.weights(config.Tokenizer); err != nil {
+		return nil, err
+	}
+	config.Seed = uint64(rand.Uint32()) // a start's own; a number that JSON's readers can hold
+	if c.RandomSeed != nil {
+		config.Seed = *c.RandomSeed
+	}
+	return lab.New(config)
+}
+
+func (c *labServe) weights(t *model.Tokenizer) (*model.Model, error) {
+	const dummySeed = 1
+	return model.Random(dummySeed, t.Size()), nil
+}
+
+// Run serves until it is interrupted.
+func (c *labServe) Run(ctx context.Context, s *streams) error {
+	started := time.Now()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+	logger := slog.New(slog.NewTextHandler(s.err, nil))
+	engine, err := c.engine(logger)
+	if err != nil {
+		return err
+	}
+	address := net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("listen on %s: another process does already; stop it, or give another --port (0 picks a free one)", address)
+	}
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", address, err)
+	}
+	url := "http://" + listener.Addr().String()
+
+	// Requests outlive ctx: they are drained.
+	engineContext, stopEngine := context.WithCancel(context.WithoutCancel(ctx))
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		engine.Run(engineContext)
+	}()
+	server := &http.Server{
+		Handler: api.New(api.Options{
+			Engine: engine, Model: c.ServedModelName, Version: version(),
+			ID: strconv.FormatUint(uint64(started.UnixMilli()), 36), Started: started,
+			Info: map[string]any{"host": c.Host, "port": listener.Addr().(*net.TCPAddr).Port, "load_format": c.LoadFormat},
+		}),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	if c.AddrFile != "" {
+		if err := os.WriteFile(c.AddrFile, []byte(url), 0o644); err != nil {
+			stopEngine()
+			return errors.Join(err, server.Close())
+		}
+	}
+	fmt.Fprintf(s.err, "culprit lab: serving %s at %s/v1, ready in %v\n", c.ServedModelName, url, time.Since(started).Round(time.Millisecond))
+
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+		drain, cancel := context.WithTimeout(engineContext, drainTime)
+		defer cancel()
+		err = server.Shutdown(drain)
+	}
+	stopEngine() // what is left fails, which its handlers say
+	<-stopped
+	if errors.Is(err, context.DeadlineExceeded) {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		err = server.Shutdown(grace)
+	}
+	if err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return errors.Join(err, server.Close())
+	}
+	return nil
+}

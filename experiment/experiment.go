@@ -1,0 +1,245 @@
+// Package experiment takes one run from its plan to its verdict, in a
+// directory: plan.json, history.jsonl.zst and verdict.json, each written once.
+// Killed at any moment, what was answered is in the history, and [Judge] makes
+// the verdict from it.
+//
+// Stability: may change.
+package experiment
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/load"
+	"github.com/culprit-project/culprit/openai"
+	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/target"
+	"github.com/culprit-project/culprit/workload"
+)
+
+// The files of a run directory.
+const (
+	PlanFile    = "plan.json"
+	HistoryFile = "history.jsonl.zst"
+	VerdictFile = "verdict.json"
+)
+
+// Plan is everything that decides what a run sends. It holds no secret: of the
+// headers only the names.
+type Plan struct {
+	Tool        string                     `json:"tool"`
+	BaseURL     string                     `json:"base_url"`
+	Model       string                     `json:"model"`
+	Server      string                     `json:"server,omitempty"`
+	Workload    workload.Plan              `json:"workload"`
+	Concurrency int                        `json:"concurrency,omitempty"`
+	RequestRate float64                    `json:"request_rate,omitempty"`
+	Control     int                        `json:"control_sessions,omitempty"` // played alone and cold first
+	TimeoutMS   int64                      `json:"timeout_ms,omitempty"`
+	NoStream    bool                       `json:"no_stream,omitempty"`
+	ExtraBody   map[string]json.RawMessage `json:"extra_body,omitempty"`
+	HeaderNames []string                   `json:"header_names,omitempty"`
+}
+
+// Options is a plan and what it takes to carry it out.
+type Options struct {
+	Dir      string // made by Run; must not exist
+	Plan     Plan
+	Header   http.Header // with secrets; never written
+	Progress func(Progress)
+	Logger   *slog.Logger
+}
+
+// Progress is where a run stands. Broken of Judged ops under load showed damage
+// so far.
+type Progress struct {
+	load.Progress
+	Broken, Judged int
+}
+
+const (
+	healthEvery     = 5 * time.Second
+	recoveryTurns   = 3 // plain requests after a failure: the poison oracle wants three in a row
+	flushTimeout    = 10 * time.Second
+	noteCold        = "cold: the prefix cache was emptied through "
+	noteWarm        = "warm: no way to empty this server's prefix cache is known; a control session still shares only the part that all sessions share"
+	sentinelMessage = "ping"
+)
+
+// Run carries out a plan. ctx ends the load early; the history up to then is
+// judged, and the verdict says that it was cut short.
+func Run(ctx context.Context, o Options) (*oracle.Verdict, error) {
+	if err := os.MkdirAll(filepath.Dir(o.Dir), 0o755); err != nil {
+		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	if err := os.Mkdir(o.Dir, 0o755); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make run directory: %s exists; choose another with --output, or judge it with culprit check %s", o.Dir, o.Dir)
+		}
+		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	if err := WriteJSON(filepath.Join(o.Dir, PlanFile), o.Plan); err != nil {
+		return nil, err
+	}
+	if err := record(ctx, o); err != nil {
+		return nil, err
+	}
+	return Judge(o.Dir)
+}
+
+// record plays the plan and writes the history.
+func record(ctx context.Context, o Options) (err error) {
+	w, err := workload.New(o.Plan.Workload)
+	if err != nil {
+		return err
+	}
+	header, err := o.Plan.header(time.Now())
+	if err != nil {
+		return err
+	}
+	writer, err := history.Create(filepath.Join(o.Dir, HistoryFile), header)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, writer.Close()) }()
+
+	live := oracle.NewLive(header)
+	progress := func(p load.Progress) {
+		if o.Progress != nil {
+			broken, judged := live.Broken()
+			o.Progress(Progress{p, broken, judged})
+		}
+	}
+	server := target.Server{BaseURL: o.Plan.BaseURL, Header: o.Header, Client: http.DefaultClient}
+	ids := new(atomic.Int64)
+	phase := load.Options{
+		BaseURL: o.Plan.BaseURL, Header: o.Header, Model: o.Plan.Model, ExtraBody: o.Plan.ExtraBody,
+		NoStream: o.Plan.NoStream, Timeout: time.Duration(o.Plan.TimeoutMS) * time.Millisecond,
+		Workload: w, Seed: o.Plan.Workload.Seed, History: writer, Start: header.Started, NextID: ids,
+		Progress: progress, Logger: o.Logger,
+	}
+	flush := func() error {
+		ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+		defer cancel()
+		note := noteWarm
+		if by := server.FlushCache(ctx); by != "" {
+			note = noteCold + by
+		}
+		return writer.Event(&history.Event{At: time.Since(header.Started), Kind: history.Log, Name: "cache", Text: note})
+	}
+
+	if o.Plan.Control > 0 {
+		if err := flush(); err != nil {
+			return err
+		}
+		control := phase
+		control.Phase, control.Alone, control.Concurrency, control.Sessions = history.Control, true, 1, o.Plan.Control
+		result, err := load.Run(ctx, control)
+		if err != nil || result.Stopped != "" {
+			return err
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+	}
+
+	main := phase
+	main.Phase, main.Sessions = history.Main, o.Plan.Workload.Sessions
+	main.Concurrency, main.RequestRate = o.Plan.Concurrency, o.Plan.RequestRate
+	main.TurnsPerSession = float64(o.Plan.Workload.Rounds)
+	main.HealthEvery = healthEvery
+	main.Sentinel = openai.ChatRequest{Messages: []openai.Message{{Role: "user", Content: sentinelMessage}}, MaxTokens: 1}
+	main.Suspect = func(op *history.Op, _ *openai.Reply) bool {
+		return live.Op(op) || op.Outcome == history.Failed || op.Outcome == history.TimedOut
+	}
+	main.Recovery = recovery(w, o.Plan.Workload.Sessions)
+	_, err = load.Run(ctx, main)
+	return err
+}
+
+// recovery takes the first turns of sessions that the run doesn't play: plain
+// requests, but ones that the model is able to answer.
+func recovery(w workload.Workload, sessions int) []workload.Turn {
+	var turns []workload.Turn
+	for i := range recoveryTurns {
+		if t, ok := w.Session(sessions+i, true).Next(nil); ok {
+			t.CancelAfter, t.CancelChunks = 0, 0
+			turns = append(turns, t)
+		}
+	}
+	return turns
+}
+
+func (p *Plan) header(now time.Time) (history.Header, error) {
+	w, err := json.Marshal(p.Workload)
+	if err != nil {
+		return history.Header{}, err
+	}
+	return history.Header{
+		Format: history.Format, Started: now, Tool: p.Tool, BaseURL: p.BaseURL, Model: p.Model, Server: p.Server,
+		Seed: p.Workload.Seed, RunKey: p.Workload.RunKey, Workload: w, Sessions: p.Workload.Sessions,
+		Concurrency: p.Concurrency, RequestRate: p.RequestRate, Cores: runtime.GOMAXPROCS(0),
+	}, nil
+}
+
+// Judge judges a run directory's history by today's oracles and writes the
+// verdict into it, in place of an older one.
+func Judge(dir string) (*oracle.Verdict, error) {
+	r, err := history.Open(filepath.Join(dir, HistoryFile))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	v, err := oracle.Judge(r, oracle.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return v, WriteJSON(filepath.Join(dir, VerdictFile), v)
+}
+
+// ReadPlan reads a run directory's plan.
+func ReadPlan(dir string) (Plan, error) {
+	var p Plan
+	path := filepath.Join(dir, PlanFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return p, fmt.Errorf("read plan: %w", err)
+	}
+	if err := json.Unmarshal(b, &p); err != nil {
+		return p, fmt.Errorf("read plan %s: %w", path, err)
+	}
+	return p, nil
+}
+
+// WriteJSON writes a file whole or not at all.
+func WriteJSON(path string, value any) error {
+	b, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer os.Remove(temp.Name()) //nolint:errcheck // it was renamed, or the error is reported
+	_, err = temp.Write(append(b, '\n'))
+	err = errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,319 @@
+// Package app has one function for each command. All wiring of the packages is
+// here; arguments, environment, exit codes and standard output stay in cmd.
+package app
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/textproto"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/internal/term"
+	"github.com/culprit-project/culprit/load"
+	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/report"
+	"github.com/culprit-project/culprit/target"
+	"github.com/culprit-project/culprit/workload"
+)
+
+// UsageError is a mistake in what was asked for.
+type UsageError struct{ err error }
+
+func (e *UsageError) Error() string { return e.err.Error() }
+func (e *UsageError) Unwrap() error { return e.err }
+
+func usage(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
+
+// NoVerdictError says why a run couldn't come to a verdict though nothing is
+// wrong with what was asked for: the server can't be reached, say.
+type NoVerdictError struct{ err error }
+
+func (e *NoVerdictError) Error() string { return e.err.Error() }
+func (e *NoVerdictError) Unwrap() error { return e.err }
+
+// Output is where a command writes.
+type Output struct {
+	Screen   *term.Screen // for people; nil for JSON
+	JSON     io.Writer
+	Progress *term.Screen
+	Logger   *slog.Logger // nil discards
+}
+
+// Server says which server and how to reach it.
+type Server struct {
+	BaseURL string
+	Model   string            // empty is the first that the server lists
+	APIKey  string            // secret
+	Header  map[string]string // values are secret
+}
+
+// headers are what each request carries.
+func (s *Server) headers() http.Header {
+	h := http.Header{}
+	if s.APIKey != "" {
+		h.Set("Authorization", "Bearer "+s.APIKey)
+	}
+	for name, value := range s.Header {
+		h.Set(name, value)
+	}
+	return h
+}
+
+// RunOptions is what run is asked for. Zero values take defaults.
+type RunOptions struct {
+	Server
+	Kind                           string
+	Sessions, Rounds, ContextLines int
+	MaxTokens                      int
+	Tools, OnError                 string
+	TopLogprobs                    int
+	Seed                           uint64
+	Knobs                          map[string]int // more of the workload's, by name
+	Concurrency                    int
+	RequestRate                    float64
+	Control                        bool
+	ControlSessions                int
+	Timeout                        time.Duration
+	NoStream                       bool
+	ExtraBody                      string // a JSON object
+	Output                         string
+	DryRun                         bool
+	Tool                           string // name and version of the program
+}
+
+// DefaultSessions is the incident's number: enough that a fault of one op in a
+// hundred shows, and that a server's batches fill.
+const DefaultSessions = 80
+
+// Defaults says what zero values become, by the names that help texts use.
+func Defaults() map[string]string {
+	return map[string]string{
+		"sessions": fmt.Sprint(DefaultSessions),
+		"kinds":    strings.Join(workload.Kinds(), ", "),
+		"timeout":  strings.TrimSuffix(load.DefaultTimeout.String(), "0s"),
+	}
+}
+
+// Run drives a workload at a server, judges it and shows the report.
+func Run(ctx context.Context, o RunOptions, out Output) (oracle.Status, error) {
+	plan, err := o.plan()
+	if err != nil {
+		return "", err
+	}
+	if o.DryRun {
+		return oracle.Clean, dryRun(plan, out)
+	}
+	server := target.Server{BaseURL: plan.BaseURL, Header: o.headers(), Client: http.DefaultClient}
+	id, err := server.Identify(ctx)
+	if err != nil {
+		return "", &NoVerdictError{fmt.Errorf("%w\nIs the server up and ready? Is the port right? Does it want an --api-key?", err)}
+	}
+	switch {
+	case plan.Model == "" && len(id.Models) == 0:
+		return "", usage("%s lists no models; name one with --model", plan.BaseURL)
+	case plan.Model == "":
+		plan.Model = id.Models[0]
+	}
+	if id.Engine != "" {
+		plan.Server = id.String()
+	}
+	dir := cmp.Or(o.Output, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-"+plan.Workload.Kind))
+	out.Progress.Printf("%s\n%s, model %s\n%s\n", term.Safe(plan.BaseURL), term.Safe(id.String()), term.Safe(plan.Model), describe(plan))
+	v, err := experiment.Run(ctx, experiment.Options{
+		Dir: dir, Plan: plan, Header: o.headers(), Progress: progress(out.Progress), Logger: out.Logger,
+	})
+	if err != nil {
+		return "", err
+	}
+	return show(dir, plan, v, out)
+}
+
+// plan completes what was asked for, or says what is wrong with it.
+func (o *RunOptions) plan() (experiment.Plan, error) {
+	var p experiment.Plan
+	if o.BaseURL == "" {
+		return p, usage("which server? Give --base-url http://HOST:PORT, or set OPENAI_BASE_URL")
+	}
+	base, err := target.ParseBaseURL(o.BaseURL)
+	if err != nil {
+		return p, &UsageError{err}
+	}
+	for name := range o.Header {
+		if textproto.TrimString(name) != name || name == "" || strings.ContainsAny(name, " :\r\n\t") {
+			return p, usage("header %q: want NAME=VALUE", name)
+		}
+	}
+	w, err := o.workload()
+	if err != nil {
+		return p, &UsageError{err}
+	}
+	p = experiment.Plan{
+		Tool: o.Tool, BaseURL: base, Model: o.Model, Workload: w,
+		Concurrency: o.Concurrency, RequestRate: o.RequestRate, TimeoutMS: o.Timeout.Milliseconds(),
+		NoStream: o.NoStream, HeaderNames: slices.Sorted(maps.Keys(o.Header)),
+	}
+	switch {
+	case o.RequestRate < 0 || o.Concurrency < 0 || o.Timeout < 0 || o.ControlSessions < 0:
+		return p, usage("--request-rate, --concurrency, --timeout and --control-sessions must not be negative")
+	case o.RequestRate == 0 && o.Concurrency == 0:
+		p.Concurrency = w.Sessions
+	case o.Concurrency > w.Sessions:
+		return p, usage("--concurrency %d can't be reached with --sessions %d: each conversation has one request open at a time", o.Concurrency, w.Sessions)
+	}
+	if o.Control {
+		p.Control = min(cmp.Or(o.ControlSessions, w.Sessions), w.Sessions)
+	}
+	if o.ExtraBody != "" {
+		if err := json.Unmarshal([]byte(o.ExtraBody), &p.ExtraBody); err != nil {
+			return p, usage("--extra-body: want a JSON object: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// workload turns the knobs into a complete workload plan. They go through its
+// JSON form, so that a knob is known by one name everywhere.
+func (o *RunOptions) workload() (workload.Plan, error) {
+	p := workload.Plan{
+		Kind: cmp.Or(o.Kind, "agent"), Seed: cmp.Or(o.Seed, 1), Sessions: cmp.Or(o.Sessions, DefaultSessions), Rounds: o.Rounds,
+		ContextLines: o.ContextLines, MaxTokens: o.MaxTokens, Tools: o.Tools, OnError: o.OnError, TopLogprobs: o.TopLogprobs,
+	}
+	if len(o.Knobs) > 0 {
+		knobs, err := json.Marshal(o.Knobs)
+		if err != nil {
+			return p, err
+		}
+		if err := json.Unmarshal(knobs, &p); err != nil {
+			return p, fmt.Errorf("--set: %w", err)
+		}
+	}
+	return p.WithDefaults()
+}
+
+// describe says in one line what a plan sends.
+func describe(p experiment.Plan) string {
+	w := p.Workload
+	text := fmt.Sprintf("%s: %d sessions x %d rounds", w.Kind, w.Sessions, w.Rounds)
+	if w.ContextLines > 0 {
+		text += fmt.Sprintf(", %d lines of context", w.ContextLines)
+	}
+	if p.Control > 0 {
+		text += fmt.Sprintf(", %d of them alone and cold first", p.Control)
+	}
+	return text
+}
+
+func dryRun(p experiment.Plan, out Output) error {
+	w, err := workload.New(p.Workload)
+	if err != nil {
+		return err
+	}
+	turn, ok := w.Session(0, false).Next(nil)
+	if !ok {
+		return errors.New("dry run: the workload's first session has no turn")
+	}
+	turn.Request.Model = p.Model
+	first, err := json.MarshalIndent(turn.Request, "", "  ")
+	if err != nil {
+		return err
+	}
+	if out.Screen == nil {
+		return writeJSON(out.JSON, map[string]any{"plan": p, "first_request": json.RawMessage(first)})
+	}
+	out.Screen.Printf("Nothing is sent. The plan:\n  %s\n  to %s\n\nThe first request:\n%s\n", describe(p), p.BaseURL, first)
+	return nil
+}
+
+// progress shows a run's progress: each second in place, or a line each ten.
+func progress(s *term.Screen) func(experiment.Progress) {
+	var last time.Duration
+	var phase history.Phase
+	return func(p experiment.Progress) {
+		const quiet = 10 * time.Second
+		if !s.Live && p.Phase == phase && p.Elapsed-last < quiet {
+			return
+		}
+		last, phase = p.Elapsed, p.Phase
+		text := fmt.Sprintf("%-7s  %d of %d sessions, %d replies, %d in flight", p.Phase, p.SessionsDone, p.Sessions, p.Ops.Total(), p.InFlight)
+		if lost := p.Ops.Failed + p.Ops.TimedOut; lost > 0 {
+			text += fmt.Sprintf(", %d lost", lost)
+		}
+		if p.Judged > 0 {
+			text += fmt.Sprintf(", %d of %d broken", p.Broken, p.Judged)
+		}
+		s.Progress(text + fmt.Sprintf("  %.0f s", p.Elapsed.Seconds()))
+	}
+}
+
+// Check judges a run directory again.
+func Check(dir string, out Output) (oracle.Status, error) {
+	plan, err := experiment.ReadPlan(dir)
+	if err != nil {
+		return "", usage("%w\nIs %s a run directory?", err, dir)
+	}
+	v, err := experiment.Judge(dir)
+	if err != nil {
+		return "", &NoVerdictError{err}
+	}
+	return show(dir, plan, v, out)
+}
+
+// ShowOp writes everything about one op as JSON.
+func ShowOp(dir string, id int64, w io.Writer) error {
+	r, err := history.Open(filepath.Join(dir, experiment.HistoryFile))
+	if err != nil {
+		return usage("%w\nIs %s a run directory?", err, dir)
+	}
+	defer r.Close()
+	for {
+		record, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return usage("%s has no op %d", dir, id)
+		}
+		if err != nil {
+			return err
+		}
+		if record.Op != nil && record.Op.ID == id {
+			return writeJSON(w, record.Op)
+		}
+	}
+}
+
+func show(dir string, plan experiment.Plan, v *oracle.Verdict, out Output) (oracle.Status, error) {
+	if out.Screen == nil {
+		return v.Status, writeJSON(out.JSON, struct {
+			Dir string `json:"dir"`
+			*oracle.Verdict
+		}{dir, v})
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	var files []string
+	for _, e := range entries {
+		files = append(files, e.Name())
+	}
+	report.Terminal(out.Screen, v, report.Run{Dir: dir, Workload: describe(plan), Files: files})
+	return v.Status, nil
+}
+
+func writeJSON(w io.Writer, value any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(value)
+}
