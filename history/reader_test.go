@@ -123,7 +123,7 @@ func TestDamagedMiddle(t *testing.T) {
 	}
 	const blockHeader = 3
 	for i := size[0] + blockHeader; i < size[1]; i++ {
-		for _, flip := range []byte{1, 0x10, 0x80, 0xff} {
+		for _, flip := range []byte{1, 0x80} {
 			damaged := bytes.Clone(file.Bytes())
 			damaged[i] ^= flip
 			r, err := NewReader(bytes.NewReader(damaged))
