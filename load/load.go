@@ -131,7 +131,6 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer p.transport.CloseIdleConnections()
 	defer p.stop(nil)
 	p.event(&history.Event{At: p.now(), Kind: history.Started, Name: string(p.Phase)})
 

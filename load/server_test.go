@@ -180,6 +180,40 @@ func serveRaw(l *pipeListener, response string, stay bool) {
 	}
 }
 
+// llama.cpp promises to keep a connection and hangs up after each stream. A
+// request that was sent on it meanwhile would fail, without the server's doing.
+func TestHangsUpAfterReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					r := bufio.NewReader(c)
+					if req, err := http.ReadRequest(r); err == nil {
+						io.Copy(io.Discard, req.Body)
+						io.WriteString(c, chunked(streamed)+"0\r\n\r\n")
+						r.ReadByte() // of the next request, or the end
+					}
+				}()
+			}
+		}()
+		m := &memory{}
+		s := &script{turns: []workload.Turn{{Request: hello}, {Request: hello}, {Request: hello}}}
+		mustRun(t, load.Options{BaseURL: "http://server", Dial: l.dial, Start: time.Now(), History: m, Workload: s, Sessions: 1})
+		l.Close()
+		for _, op := range m.ops {
+			if op.Outcome != history.OK {
+				t.Errorf("op %d: %s, %s", op.ID, op.Outcome, op.Error)
+			}
+		}
+	})
+}
+
 // Chunks of any size, many of them, are recorded byte for byte.
 func TestLargeReply(t *testing.T) {
 	var sent []string

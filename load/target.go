@@ -79,11 +79,12 @@ func newTransport(o *Options) *http.Transport {
 		DialContext:         dial,
 		TLSHandshakeTimeout: 10 * time.Second,
 		// We ask for no compression, and read it where it comes all the same.
-		DisableCompression:  true,
-		MaxIdleConnsPerHost: o.Concurrency + 4, // the watchers' too
-		// Servers close idle connections, Python's after 5 s. A request that
-		// is sent just then fails, and that would be our doing.
-		IdleConnTimeout: time.Second,
+		DisableCompression: true,
+		// A connection for each request. Servers hang up on idle ones, Python's
+		// after 5 s, llama.cpp's right after a stream though it promised to
+		// stay; a request that is sent just then fails without an answer, and
+		// that would be our doing.
+		DisableKeepAlives: true,
 	}
 }
 
@@ -92,10 +93,7 @@ func (t *target) request(ctx context.Context, method string, u *url.URL, body []
 	r := &http.Request{Method: method, URL: u, Host: t.host, Header: t.header.Clone(), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
 	if body != nil {
 		r.ContentLength = int64(len(body))
-		// The transport asks for a second body only where it finds an idle
-		// connection closed before it has written a byte of the first.
-		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-		r.Body, _ = r.GetBody()
+		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
 	return r.WithContext(ctx)
 }
