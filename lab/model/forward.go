@@ -78,6 +78,9 @@ func (m *Model) Forward(b *Batch, c *Cache, s *Scratch) ([]float32, error) {
 		p.do(projection, 0, w, lo, hi)
 	})
 	for l := range Layers {
+		if c.Wait != nil {
+			c.Wait(l)
+		}
 		// One goroutine stores, for padding rows share slot 0.
 		p.do(storage, l, s.workers[0], 0, rows)
 		p.share(rows, func(w *worker, lo, hi int) {

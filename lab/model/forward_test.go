@@ -393,3 +393,38 @@ func TestForwardAllocations(t *testing.T) {
 		t.Errorf("%g allocations for 1 row, %g for 150; want the same, at most 40", few, many)
 	}
 }
+
+// TestForwardWaits: entries that come just before their layer is waited for
+// are there in time.
+func TestForwardWaits(t *testing.T) {
+	m, d := testModel(t, 50), BF16
+	tokens := make([]int32, 100)
+	for i := range tokens {
+		tokens[i] = int32(i * 7 % 50)
+	}
+	run := func(c *Cache, s *sequence, n int) []float32 {
+		b := &Batch{Rows: s.rows(n, 64, 0), Tables: [][]int32{s.table}, Logits: []int32{int32(n - 1)}}
+		s.done += n
+		logits, err := m.Forward(b, c, m.NewScratch(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Clone(logits)
+	}
+	first := &sequence{tokens: tokens, table: []int32{0, 1}}
+	full := newCache(2, 64, d)
+	run(full, first, 64)
+	want := run(full, first, 36)
+
+	late := newCache(2, 64, d)
+	var waited []int
+	late.Wait = func(l int) {
+		waited = append(waited, l)
+		copy(late.Latent[l][:64*RowDim], full.Latent[l])
+		copy(late.Index[l][:d.PageBytes(64)], full.Index[l])
+	}
+	got := run(late, &sequence{tokens: tokens, table: []int32{0, 1}, done: 64}, 36)
+	if !slices.Equal(got, want) || !slices.Equal(waited, []int{0, 1, 2, 3}) {
+		t.Errorf("equal logits: %t, waited for layers %v", slices.Equal(got, want), waited)
+	}
+}

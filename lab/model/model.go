@@ -109,6 +109,11 @@ type Cache struct {
 	IndexDType IndexDType
 	Latent     [Layers][]float32 // slot s at [s*RowDim, (s+1)*RowDim): latent, then rotary key
 	Index      [Layers][]byte    // page p at [p*PageBytes, (p+1)*PageBytes): keys, then scales; little endian
+
+	// Wait, if there is one, is called by Forward's own goroutine before it
+	// touches a layer's entries: whoever writes entries beside the forward pass
+	// has to be done with that layer when Wait returns.
+	Wait func(layer int)
 }
 
 // Row is one token of one sequence in a batch.
