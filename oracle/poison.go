@@ -35,7 +35,7 @@ type poisonObserver struct {
 }
 
 func (o *poisonObserver) Op(v *View, rec *Recorder) {
-	if v.Op.Outcome == history.Cancelled {
+	if v.Op.Outcome == history.Cancelled || refused(v) {
 		return
 	}
 	switch v.Op.Phase {
@@ -99,6 +99,10 @@ func (o *poisonObserver) Finish(rec *Recorder) {
 		})
 	}
 }
+
+// refused says that the server found fault with the request itself: a wrong
+// key, a model that it doesn't have, a prompt that is too long.
+func refused(v *View) bool { return v.Op.Status >= 400 && v.Op.Status < 500 }
 
 // failed says how an op failed; empty if it was answered.
 func failed(v *View) string {

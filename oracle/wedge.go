@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/culprit-project/culprit/history"
@@ -59,9 +60,10 @@ type wait struct {
 }
 
 type failedSentinel struct {
-	op   int64
-	span span
-	how  string
+	op       int64
+	span     span
+	how      string
+	timedOut bool
 }
 
 // quietRun is a row of ticks without a token.
@@ -190,10 +192,10 @@ func (o *wedgeObserver) endQuiet() {
 
 func (o *wedgeObserver) sentinel(v *View) {
 	how := failed(v)
-	if how == "" || v.Op.Outcome == history.Cancelled || len(o.sentinels) >= maxSpans {
+	if how == "" || refused(v) || v.Op.Outcome == history.Cancelled || len(o.sentinels) >= maxSpans {
 		return
 	}
-	o.sentinels = append(o.sentinels, failedSentinel{v.Op.ID, span{v.Op.Sent, v.Op.LastByte}, how})
+	o.sentinels = append(o.sentinels, failedSentinel{v.Op.ID, span{v.Op.Sent, v.Op.LastByte}, how, v.Op.Outcome == history.TimedOut})
 }
 
 func (o *wedgeObserver) Finish(rec *Recorder) {
@@ -231,6 +233,9 @@ func (o *wedgeObserver) Finish(rec *Recorder) {
 	}
 	for _, s := range o.sentinels {
 		rec.Trial(s.op, HealthLies)
+		if s.timedOut && o.waitedItsTurn(s.span, quiet) {
+			continue
+		}
 		for _, at := range o.healthy {
 			if at >= s.span.from && at <= s.span.to+healthNear {
 				rec.Violation(Violation{
@@ -305,6 +310,14 @@ func (o *wedgeObserver) overtaken(w wait) (by time.Duration, ok bool) {
 		}
 	}
 	return by, 2*by > w.span.to-w.span.from
+}
+
+// waitedItsTurn says that requests got their first tokens throughout a wait,
+// and none that was sent later: the server moves, behind a long queue.
+func (o *wedgeObserver) waitedItsTurn(s span, quiet []span) bool {
+	_, overtaken := o.overtaken(wait{span: s})
+	return !overtaken && overlap(s, quiet) < quietFloor &&
+		slices.ContainsFunc(o.waits, func(w wait) bool { return !w.timedOut && s.from < w.span.to && w.span.to <= s.to })
 }
 
 // length is how long a span is without the time that the client was stalled.

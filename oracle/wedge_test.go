@@ -90,6 +90,8 @@ func TestWedge(t *testing.T) {
 		{"a health check that lies", append(usual(s/2), gaveUp(20, history.Sentinel, 50*s, 80*s)), []history.Event{{At: 60 * s, Kind: history.Health, Values: map[string]float64{"status": 200}}}, []finding{
 			{HealthLies, 20, "health said 200 at 60.0 s; this one-token generation ran from 50.0 s to 80.0 s"},
 		}},
+		{"a one-token generation behind a long queue that moves", append(usual(s/2), served(19, 45*s, 60*s), gaveUp(20, history.Sentinel, 50*s, 80*s)), []history.Event{{At: 60 * s, Kind: history.Health, Values: map[string]float64{"status": 200}}}, nil},
+		{"a one-token generation that is refused", append(usual(s/2), refusal(20, history.Sentinel, 50*s)), []history.Event{{At: 50 * s, Kind: history.Health, Values: map[string]float64{"status": 200}}}, nil},
 		{"a slow server that goes on", []*View{served(1, 0, 5*s, 12*s, 20*s, 31*s), served(2, 31*s, 38*s, 50*s, 57*s)}, nil, nil},
 	}
 	for _, tt := range tests {
@@ -102,6 +104,26 @@ func TestWedge(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+// refusal is a request that the server finds fault with.
+func refusal(id int64, phase history.Phase, at time.Duration) *View {
+	return &View{
+		Op:    &history.Op{ID: id, Phase: phase, Sent: at, LastByte: at + time.Millisecond, Status: 401, Outcome: history.Failed, Error: "HTTP 401"},
+		Reply: &openai.Reply{Err: &openai.APIError{Message: "Incorrect API key provided"}},
+	}
+}
+
+// TestRefusalsPoisonNothing: a wrong key is refused for ever.
+func TestRefusalsPoisonNothing(t *testing.T) {
+	var views []*View
+	views = append(views, served(1, 0, time.Second))
+	for i := range int64(2 * deadAfter) {
+		views = append(views, refusal(i+2, history.Main, time.Minute), refusal(i+100, history.Recovery, time.Minute))
+	}
+	if got := observe(history.Header{}, views, nil, Poison); len(got) > 0 {
+		t.Errorf("found %v", got)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/openai"
 	"github.com/culprit-project/culprit/workload"
 )
@@ -35,6 +36,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfile": waitFile,
 			"cutfile":  cutFile,
+			"waitops":  waitOps,
 		},
 	})
 }
@@ -52,6 +54,38 @@ func waitFile(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	ts.Fatalf("%s did not appear", args[0])
+}
+
+// waitOps waits until a history that is being written holds so many ops:
+// waitops FILE N.
+func waitOps(ts *testscript.TestScript, neg bool, args []string) {
+	var want int
+	if _, err := fmt.Sscan(args[1], &want); neg || err != nil {
+		ts.Fatalf("usage: waitops FILE N")
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if countOps(ts.MkAbs(args[0])) >= want {
+			return
+		}
+	}
+	ts.Fatalf("%s doesn't come to hold %d ops", args[0], want)
+}
+
+func countOps(path string) (ops int) {
+	r, err := history.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer r.Close()
+	for {
+		record, err := r.Next()
+		if err != nil {
+			return ops
+		}
+		if record.Op != nil {
+			ops++
+		}
+	}
 }
 
 // cutFile cuts some bytes off a file's end, as a crash does: cutfile FILE N.
@@ -78,6 +112,7 @@ func fakeServer() {
 	flag.StringVar(&f.fault, "fault", "", "")
 	flag.Int64Var(&f.every, "every", 4, "the fault hits each so many requests")
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
+	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
 	flag.CommandLine.Parse(os.Args[1:])
 	plan.Seed = 1
@@ -101,6 +136,7 @@ type fake struct {
 	fault   string
 	every   int64
 	always  bool
+	delay   time.Duration
 	running atomic.Int64
 	served  atomic.Int64
 	answers map[[32]byte]*openai.Reply
@@ -133,7 +169,9 @@ func (f *fake) learn(p workload.Plan) {
 				}
 				reply = workload.RightReply(turn)
 				f.answers[messageKey(&turn.Request)] = reply
-				f.canary = turn.Expect.Canary
+				if i == 0 && !alone {
+					f.canary = turn.Expect.Canary
+				}
 			}
 		}
 	}
@@ -167,13 +205,13 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	if known, ok := f.answers[messageKey(&req)]; ok {
 		answer = *known
 	}
-	time.Sleep(2 * time.Millisecond) // a batch forms
+	time.Sleep(f.delay) // a batch forms
 	if n := f.served.Add(1); f.fault != "" && n%f.every == 0 && (running > 1 || f.always) {
 		switch f.fault {
 		case "salad":
 			answer = openai.Reply{Content: `<invoke ship " , carrier " V V V` + "\x1b[2J", FinishReason: "stop"}
 		case "leak":
-			answer.Content += " tag " + f.canary
+			answer = openai.Reply{Content: "Your tag is " + f.canary, FinishReason: "stop"}
 		case "die":
 			os.Exit(3)
 		case "error":
