@@ -158,7 +158,7 @@ func TestSameReplies(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		actions := rapid.SliceOfN(rapid.SampledFrom([]string{"submit", "submit", "submit", "submit", "step", "step", "step", "step", "cancel", "flush"}), 10, 40).Draw(t, "actions")
+		actions := rapid.SliceOfN(rapid.SampledFrom([]string{"submit", "submit", "submit", "submit", "step", "step", "step", "step", "cancel", "flush"}), 5, 20).Draw(t, "actions")
 		for _, action := range actions {
 			i := rapid.IntRange(0, len(all)-1).Draw(t, "request")
 			switch action {
