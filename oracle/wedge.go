@@ -317,7 +317,7 @@ func (o *wedgeObserver) overtaken(w wait) (by time.Duration, ok bool) {
 func (o *wedgeObserver) waitedItsTurn(s span, quiet []span) bool {
 	_, overtaken := o.overtaken(wait{span: s})
 	return !overtaken && overlap(s, quiet) < quietFloor &&
-		slices.ContainsFunc(o.waits, func(w wait) bool { return !w.timedOut && s.from < w.span.to && w.span.to <= s.to })
+		slices.ContainsFunc(o.started, func(first time.Duration) bool { return s.from < first && first <= s.to })
 }
 
 // length is how long a span is without the time that the client was stalled.
