@@ -93,7 +93,8 @@ type Engine struct {
 	scratch *model.Scratch
 	batch   model.Batch
 	live    map[*sched.Request]*sequence
-	number  uint64 // of requests so far
+	number  uint64   // of requests so far
+	news    []func() // tells others what happened, once it has been counted
 
 	mu     sync.Mutex
 	inbox  []func()
@@ -264,8 +265,12 @@ func (e *Engine) end(s *sequence, reason Reason, err error) {
 		Reason: reason, Err: err, Text: s.text.flush(), Retractions: s.Retractions,
 		Usage: Usage{Prompt: len(s.Prompt), Completion: len(s.Output), Device: max(0, s.CachedTokens)},
 	}
-	close(s.stream.tokens)
+	e.tell(func() { close(s.stream.tokens) })
 }
+
+// tell does f when the counts are published: who hears that something has
+// happened finds it in Stats.
+func (e *Engine) tell(f func()) { e.news = append(e.news, f) }
 
 // post leaves f for the engine's goroutine; false when the engine is closed.
 func (e *Engine) post(f func()) bool {

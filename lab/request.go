@@ -120,9 +120,9 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	switch {
 	case len(r.Prompt) == 0:
 		return nil, errors.New("the prompt is empty")
-	case maxTokens < 0 || r.TopLogprobs < 0:
+	case r.MaxTokens < 0 || r.TopLogprobs < 0:
 		return nil, fmt.Errorf("max tokens is %d, top logprobs %d; neither may be negative", r.MaxTokens, r.TopLogprobs)
-	case maxTokens > room || room == 0:
+	case maxTokens > room || room <= 0:
 		return nil, &TooLongError{len(r.Prompt), r.MaxTokens, e.Context()}
 	}
 	for i, id := range r.Prompt {
@@ -169,7 +169,7 @@ func (e *Engine) Abort(id string, all bool) int {
 				n++
 			}
 		}
-		count <- n
+		e.tell(func() { count <- n })
 	})
 	if !accepted {
 		return 0
@@ -182,12 +182,13 @@ func (e *Engine) Abort(id string, all bool) int {
 func (e *Engine) Flush() error {
 	result := make(chan error, 1)
 	accepted := e.post(func() {
+		var err error
 		if n := len(e.live); n > 0 {
-			result <- fmt.Errorf("the cache wasn't flushed: %d requests are running or waiting", n)
-			return
+			err = fmt.Errorf("the cache wasn't flushed: %d requests are running or waiting", n)
+		} else {
+			e.sched.Flush()
 		}
-		e.sched.Flush()
-		result <- nil
+		e.tell(func() { result <- err })
 	})
 	if !accepted {
 		return ErrShutDown

@@ -43,8 +43,17 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// publish makes the counts of the books visible to others.
+// publish makes the counts of the books visible to others, and tells them the
+// news.
 func (e *Engine) publish() {
+	e.copyBooks()
+	for _, tell := range e.news {
+		tell()
+	}
+	e.news = e.news[:0]
+}
+
+func (e *Engine) copyBooks() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := &e.stats
