@@ -63,7 +63,13 @@ func newServer(tb testing.TB, c lab.Config) *testServer {
 	return s
 }
 
-func (s *testServer) do(tb testing.TB, method, path, body string) (*http.Response, []byte) {
+// response is a http.Response that has been read.
+type response struct {
+	status int
+	header http.Header
+}
+
+func (s *testServer) do(tb testing.TB, method, path, body string) (response, []byte) {
 	tb.Helper()
 	r, err := http.NewRequest(method, s.URL+path, strings.NewReader(body))
 	if err != nil {
@@ -78,17 +84,17 @@ func (s *testServer) do(tb testing.TB, method, path, body string) (*http.Respons
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return resp, b
+	return response{resp.StatusCode, resp.Header}, b
 }
 
 // ask posts a request and puts the reply together, streamed or not.
 func (s *testServer) ask(tb testing.TB, path, body string) openai.Reply {
 	tb.Helper()
 	resp, b := s.do(tb, http.MethodPost, path, body)
-	if resp.StatusCode != http.StatusOK {
-		tb.Fatalf("%s: %s", resp.Status, b)
+	if resp.status != http.StatusOK {
+		tb.Fatalf("%d: %s", resp.status, b)
 	}
-	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+	if !strings.HasPrefix(resp.header.Get("Content-Type"), "text/event-stream") {
 		return *openai.ReadBody(b)
 	}
 	var a openai.Assembler
@@ -170,18 +176,18 @@ func TestBadRequests(t *testing.T) {
 			}
 			d := json.NewDecoder(bytes.NewReader(b))
 			d.DisallowUnknownFields()
-			if err := d.Decode(&got); err != nil || resp.Header.Get("Content-Type") != "application/json" {
+			if err := d.Decode(&got); err != nil || resp.header.Get("Content-Type") != "application/json" {
 				t.Fatalf("%v: %s", err, b)
 			}
 			e := got.Error
-			if resp.StatusCode != tt.status || !strings.Contains(e.Message, tt.message) || e.Type != "invalid_request_error" {
-				t.Errorf("%d %s", resp.StatusCode, b)
+			if resp.status != tt.status || !strings.Contains(e.Message, tt.message) || e.Type != "invalid_request_error" {
+				t.Errorf("%d %s", resp.status, b)
 			}
 			if diff := cmp.Diff([]any{orNull(tt.param), orNull(tt.code)}, []any{orNull(deref(e.Param)), orNull(deref(e.Code))}); diff != "" {
 				t.Error(diff)
 			}
-			if tt.status == http.StatusMethodNotAllowed && resp.Header.Get("Allow") != "POST" {
-				t.Errorf("Allow: %q", resp.Header.Get("Allow"))
+			if tt.status == http.StatusMethodNotAllowed && resp.header.Get("Allow") != "POST" {
+				t.Errorf("Allow: %q", resp.header.Get("Allow"))
 			}
 		})
 	}
@@ -206,7 +212,7 @@ func TestHarmlessMembers(t *testing.T) {
 		`"chat_template_kwargs":{"thinking":true}`, `"seed":-5`, `"model":"tiny"`, `"top_k":-1`, `"temperature":null`, `"stream":false`,
 	} {
 		resp, b := s.do(t, http.MethodPost, "/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],"max_tokens":2,`+extra+`}`)
-		if resp.StatusCode != http.StatusOK {
+		if resp.status != http.StatusOK {
 			t.Errorf("%s: %s", extra, b)
 		}
 	}
@@ -340,24 +346,24 @@ func TestRequestID(t *testing.T) {
 	s := newServer(t, lab.Config{})
 	const body = `"messages":[{"role":"user","content":"hi"}],"max_tokens":1}`
 	resp, b := s.do(t, http.MethodPost, "/v1/chat/completions", `{"rid":"mine",`+body)
-	if resp.Header.Get("X-Request-Id") != "mine" || !strings.Contains(string(b), `"id":"chatcmpl-mine"`) {
-		t.Errorf("%v %s", resp.Header, b)
+	if resp.header.Get("X-Request-Id") != "mine" || !strings.Contains(string(b), `"id":"chatcmpl-mine"`) {
+		t.Errorf("%v %s", resp.header, b)
 	}
 	r, err := http.NewRequest(http.MethodPost, s.URL+"/v1/chat/completions", strings.NewReader(`{`+body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Header.Set("X-Request-Id", "theirs")
-	resp, err = s.Client().Do(r)
+	theirs, err := s.Client().Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.Body.Close()
-	if got := resp.Header.Get("X-Request-Id"); got != "theirs" {
+	theirs.Body.Close()
+	if got := theirs.Header.Get("X-Request-Id"); got != "theirs" {
 		t.Error(got)
 	}
-	if resp, _ := s.do(t, http.MethodPost, "/v1/chat/completions", `{`+body); resp.Header.Get("X-Request-Id") != "boot-3" {
-		t.Errorf("%v", resp.Header)
+	if resp, _ := s.do(t, http.MethodPost, "/v1/chat/completions", `{`+body); resp.header.Get("X-Request-Id") != "boot-3" {
+		t.Errorf("%v", resp.header)
 	}
 }
 
@@ -365,8 +371,8 @@ func TestAdmin(t *testing.T) {
 	s := newServer(t, lab.Config{PageSize: 32, IndexDType: model.BF16})
 	get := func(path string) string {
 		resp, b := s.do(t, http.MethodGet, path, "")
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s", path, resp.Status)
+		if resp.status != http.StatusOK {
+			t.Errorf("%s: %d", path, resp.status)
 		}
 		return string(b)
 	}
@@ -392,7 +398,7 @@ func TestAdmin(t *testing.T) {
 		t.Error("no page is cached")
 	}
 	get("/flush_cache")
-	if resp, b := s.do(t, http.MethodPost, "/flush_cache", ""); resp.StatusCode != http.StatusOK {
+	if resp, b := s.do(t, http.MethodPost, "/flush_cache", ""); resp.status != http.StatusOK {
 		t.Errorf("%s", b)
 	}
 	if n := s.engine.Stats().CachedPages; n != 0 {
@@ -426,9 +432,9 @@ func TestAdmin(t *testing.T) {
 }
 
 // open starts a stream and returns it after its first chunks.
-func (s *testServer) open(tb testing.TB, ctx context.Context, body string) (*http.Response, *bufio.Reader) {
+func (s *testServer) open(tb testing.TB, body string) (*http.Response, *bufio.Reader) {
 	tb.Helper()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/v1/chat/completions", strings.NewReader(body))
+	r, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, s.URL+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -450,7 +456,7 @@ const endless = `{"messages":[{"role":"user","content":"hi"}],"stream":true,"tem
 // TestShutDownInMidStream: a stream that the server can't finish says so.
 func TestShutDownInMidStream(t *testing.T) {
 	s := newServer(t, lab.Config{})
-	resp, lines := s.open(t, t.Context(), endless)
+	resp, lines := s.open(t, endless)
 	defer resp.Body.Close()
 	s.stop()
 	rest, err := io.ReadAll(lines)
@@ -461,21 +467,21 @@ func TestShutDownInMidStream(t *testing.T) {
 		t.Errorf("it ends with %q", rest[max(0, len(rest)-300):])
 	}
 	for _, path := range []string{"/v1/chat/completions", "/flush_cache"} {
-		if resp, b := s.do(t, http.MethodPost, path, `{"messages":[{"role":"user","content":"hi"}]}`); resp.StatusCode != http.StatusServiceUnavailable {
-			t.Errorf("%s: %s %s", path, resp.Status, b)
+		if resp, b := s.do(t, http.MethodPost, path, `{"messages":[{"role":"user","content":"hi"}]}`); resp.status != http.StatusServiceUnavailable {
+			t.Errorf("%s: %d %s", path, resp.status, b)
 		}
 	}
-	if resp, _ := s.do(t, http.MethodGet, "/health_generate", ""); resp.StatusCode != http.StatusServiceUnavailable {
-		t.Error(resp.Status)
+	if resp, _ := s.do(t, http.MethodGet, "/health_generate", ""); resp.status != http.StatusServiceUnavailable {
+		t.Error(resp.status)
 	}
 }
 
 func TestAbort(t *testing.T) {
 	s := newServer(t, lab.Config{})
-	resp, lines := s.open(t, t.Context(), `{"rid":"a",`+endless[1:])
+	resp, lines := s.open(t, `{"rid":"a",`+endless[1:])
 	defer resp.Body.Close()
-	if resp, b := s.do(t, http.MethodPost, "/flush_cache", ""); resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(b), "1 requests are running or waiting") {
-		t.Errorf("%s %s", resp.Status, b)
+	if resp, b := s.do(t, http.MethodPost, "/flush_cache", ""); resp.status != http.StatusBadRequest || !strings.Contains(string(b), "1 requests are running or waiting") {
+		t.Errorf("%d %s", resp.status, b)
 	}
 	for body, want := range map[string]string{`{"rid":"b"}`: `{"aborted":0}`, `{"rid":"a"}`: `{"aborted":1}`} {
 		if _, b := s.do(t, http.MethodPost, "/abort_request", body); strings.TrimSpace(string(b)) != want {

@@ -88,8 +88,11 @@ func TestParser(t *testing.T) {
 		{"an empty wrapper", open + closing, parsed{Content: open + closing}, false},
 		{"no wrapper", one, parsed{Content: one}, false},
 		{"another wrapper", "<|DSML|function_calls>\n" + one, parsed{Content: "<|DSML|function_calls>\n" + one}, false},
-		{"a parameter within a value", open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"true\">1<|DSML|parameter name=\"y\" string=\"true\">2</|DSML|parameter>\n</|DSML|invoke>\n" + closing,
-			parsed{Content: open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"true\">1<|DSML|parameter name=\"y\" string=\"true\">2</|DSML|parameter>\n</|DSML|invoke>\n" + closing}, false},
+		{
+			"a parameter within a value", open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"true\">1<|DSML|parameter name=\"y\" string=\"true\">2</|DSML|parameter>\n</|DSML|invoke>\n" + closing,
+			parsed{Content: open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"true\">1<|DSML|parameter name=\"y\" string=\"true\">2</|DSML|parameter>\n</|DSML|invoke>\n" + closing},
+			false,
+		},
 		{"no object", open + "<|DSML|invoke name=\"a\">\n{x}</|DSML|invoke>\n", parsed{Content: open + "<|DSML|invoke name=\"a\">\n{x}</|DSML|invoke>\n"}, false},
 		{"neither true nor false", open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"yes\">1</|DSML|parameter>\n</|DSML|invoke>\n", parsed{Content: open + "<|DSML|invoke name=\"a\">\n<|DSML|parameter name=\"x\" string=\"yes\">1</|DSML|parameter>\n</|DSML|invoke>\n"}, false},
 		{"a name without end", open + "<|DSML|invoke name=\"" + strings.Repeat("n", 300), parsed{Content: open + "<|DSML|invoke name=\"" + strings.Repeat("n", 300)}, false},
