@@ -26,8 +26,8 @@ var (
 		{"cmd/culprit"},
 	}
 	planned = []string{
-		"ledger", "probe", "search", "internal/mcp",
-		"lab/disagg", "lab/fault", "lab/graph", "lab/host",
+		"ledger", "probe", "internal/mcp",
+		"lab/disagg", "lab/graph", "lab/host",
 	}
 )
 

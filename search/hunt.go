@@ -1,0 +1,477 @@
+package search
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/culprit-project/culprit/stats"
+)
+
+// hunt is the procedure of a search, written as if it ran the arms itself:
+// measure hands a proposal out and comes back with what was observed.
+type hunt struct {
+	ladders  *ladders
+	options  Options
+	grid     *grid
+	random   *rand.Rand
+	validity *validity
+
+	yield       func(Proposal) bool
+	observation Observation
+
+	running     running
+	launches    int
+	requests    int
+	cost        float64 // in requests
+	launchTotal float64 // of those measured
+	launchCount int
+	voids       map[string]int // by arm
+	wedged      map[string]int
+
+	record   []shown    // in order
+	lastFail int        // how much of record there was when an arm last failed
+	dose     int        // requests that a launch may need before it can fail
+	poisoned bool       // launches end with their first failure
+	drifts   int        // how often the failing arm stopped failing
+	belief   *posterior // the current one
+
+	limit   float64 // the rate that tells failing from clean, in claims
+	base    float64 // of clean arms, as the search learned it
+	refuted int     // claims that didn't hold
+	finding Finding
+}
+
+type shown struct {
+	arm     arm
+	launch  int
+	cluster stats.Cluster
+	phase   Phase
+}
+
+// errClosed ends the procedure when the caller does.
+var errClosed = errors.New("closed")
+
+// errUnusable says that an arm can't be measured.
+var errUnusable = errors.New("unusable")
+
+// undecided ends a search without a cause, and says why.
+type undecided struct {
+	reason Reason
+	text   string
+}
+
+func (u *undecided) Error() string { return u.text }
+
+func giveUp(reason Reason, format string, args ...any) error {
+	return &undecided{reason, fmt.Sprintf(format, args...)}
+}
+
+// procedure is an iterator over proposals.
+func (h *hunt) procedure(yield func(Proposal) bool) {
+	h.yield = yield
+	h.voids, h.wedged = map[string]int{}, map[string]int{}
+	err := h.run()
+	if u, ok := errors.AsType[*undecided](err); ok {
+		h.finding.Status, h.finding.Reason, h.finding.Text = Undecided, u.reason, u.text
+	}
+}
+
+func (h *hunt) run() error {
+	if err := h.reproduce(); err != nil || h.finding.Status != Running {
+		return err
+	}
+	if h.options.PosteriorOnly > 0 {
+		found, err := h.narrow(h.ladders.top, h.options.PosteriorOnly)
+		if err != nil {
+			return err
+		}
+		h.conclude([]arm{found})
+		return nil
+	}
+	return h.certify()
+}
+
+// launchCost is how many requests take as long as a launch.
+func (h *hunt) launchCost() float64 {
+	// The caller's figure counts as one measurement.
+	return (h.options.LaunchCost + h.launchTotal) / float64(1+h.launchCount)
+}
+
+// measure has n requests run in an arm, or as many as the caller likes.
+func (h *hunt) measure(a arm, n int, fresh bool, phase Phase, why string) (stats.Cluster, error) {
+	for {
+		launch := fresh || !h.running.up || !h.ladders.sameServer(a, h.running.arm)
+		if err := h.afford(a, n, launch); err != nil {
+			return stats.Cluster{}, err
+		}
+		p := Proposal{Arm: h.ladders.design(a), Requests: n, Launch: launch, Phase: phase, Why: why}
+		if !h.yield(p) {
+			return stats.Cluster{}, errClosed
+		}
+		more, again, err := h.account(a, launch, phase)
+		if !again {
+			return more, err
+		}
+	}
+}
+
+// afford says whether the budget allows it.
+func (h *hunt) afford(a arm, n int, launch bool) error {
+	b := h.options.Budget
+	launches, requests, cost := h.launches, h.requests+n, h.cost+float64(n)*h.ladders.requestCost(a)
+	if launch {
+		launches++
+		cost += h.launchCost()
+	}
+	switch {
+	case b.Launches > 0 && launches > b.Launches:
+		return giveUp(OutOfBudget, "the budget of %d launches is used up", b.Launches)
+	case b.Requests > 0 && requests > b.Requests:
+		return giveUp(OutOfBudget, "the budget of %d requests is used up", b.Requests)
+	case b.Cost > 0 && cost > b.Cost:
+		return giveUp(OutOfBudget, "the budget of time is used up")
+	}
+	return nil
+}
+
+// account books the observation of an arm; again says that it showed nothing.
+func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, again bool, err error) {
+	o := h.observation
+	if launch || o.Launched {
+		h.launches++
+		if o.LaunchCost > 0 {
+			h.launchTotal += o.LaunchCost
+			h.launchCount++
+			h.cost += o.LaunchCost
+		} else {
+			h.cost += h.launchCost()
+		}
+		h.running.launch = h.launches
+	}
+	key := a.key()
+	switch o.Outcome {
+	case Invalid:
+		h.running.up = false
+		h.validity.fail(slices.Clone(a))
+		return more, false, errUnusable
+	case Void:
+		// What was answered belongs to no arm that is known.
+		h.running.up = false
+		h.voids[key]++
+		if h.voids[key] < 3 {
+			return more, true, nil
+		}
+		h.validity.fail(slices.Clone(a))
+		return more, false, errUnusable
+	case Ran, Wedged:
+	}
+	h.requests += o.Requests
+	h.cost += float64(o.Requests) * h.ladders.requestCost(a)
+	h.running.up, h.running.arm = true, slices.Clone(a)
+	h.validity.start(slices.Clone(a))
+	more = stats.Cluster{Failures: o.Failures, Trials: o.Requests}
+	if o.Poisoned && o.Failures > 0 {
+		// What follows a failure that the server doesn't recover from tells
+		// nothing more of the arm.
+		h.poisoned, h.running.up = true, false
+		if o.FirstFailure > 0 {
+			more = stats.Cluster{Failures: 1, Trials: o.FirstFailure}
+		}
+	}
+	if o.Outcome == Wedged {
+		h.running.up = false
+		h.wedged[key]++
+		if more.Trials == 0 {
+			if h.wedged[key] < 3 {
+				return more, true, nil
+			}
+			h.validity.fail(slices.Clone(a))
+			return more, false, errUnusable
+		}
+	}
+	h.record = append(h.record, shown{slices.Clone(a), h.running.launch, more, phase})
+	if more.Failures > 0 {
+		h.lastFail = len(h.record)
+	}
+	if h.belief != nil && a.within(h.belief.region) {
+		h.belief.observe(a, h.running.launch, more)
+	}
+	return more, more.Trials == 0, nil
+}
+
+// reproduce runs the failing arm until it is clear that it fails, in several
+// launches when launches may differ.
+func (h *hunt) reproduce() error {
+	const enough = 8
+	top := h.ladders.top
+	launches := 1
+	if len(h.options.Dispersion.CV) > 1 {
+		launches = 3
+	}
+	most := int(math.Ceil(10 / h.options.MinRate))
+	var total stats.Cluster
+	why := "the failing arm: how often does it fail?"
+	for n := 1; ; n++ {
+		var here stats.Cluster
+		for {
+			first := here.Trials == 0
+			more, err := h.measure(top, h.options.Batch, first, Reproduce, why)
+			if errors.Is(err, errUnusable) {
+				return giveUp(Unreachable, "the failing arm can't be run")
+			}
+			if err != nil {
+				return err
+			}
+			if more.Failures > 0 && here.Failures == 0 {
+				h.dose = max(h.dose, here.Trials+cmpOr(h.observation.FirstFailure, more.Trials))
+			}
+			here.Failures += more.Failures
+			here.Trials += more.Trials
+			total.Failures += more.Failures
+			total.Trials += more.Trials
+			if !h.running.up || total.Failures*launches >= enough*min(n, launches) || here.Trials*launches >= most || total.Trials >= most {
+				break
+			}
+		}
+		done := total.Failures >= enough || total.Trials >= most || h.poisoned && total.Failures >= 4
+		if n >= launches && done {
+			break
+		}
+	}
+	if rate := float64(total.Failures) / float64(total.Trials); total.Failures < 2 || rate < h.options.MinRate/2 {
+		h.finding.Status = NotReproduced
+		h.finding.Text = fmt.Sprintf("the failing arm failed %d of %d requests in %d launches", total.Failures, total.Trials, h.launches)
+	}
+	return nil
+}
+
+func cmpOr(a, b int) int {
+	if a != 0 {
+		return a
+	}
+	return b
+}
+
+// believe makes the posterior of a region from the record.
+func (h *hunt) believe(region arm, size int) error {
+	odds := make([]float64, len(region))
+	for i, f := range h.ladders.space.Factors {
+		odds[i] = 1
+		if f.Odds > 0 {
+			odds[i] = min(max(f.Odds, 0.2), 5)
+		}
+	}
+	var p *posterior
+	for ok := false; !ok; size-- {
+		if size < 1 {
+			return giveUp(Misfit, "there are too many combinations of levels to search")
+		}
+		p, ok = newPosterior(h.grid, region, odds, size)
+	}
+	p.visit(region)
+	for _, s := range h.merged() {
+		if s.arm.within(region) {
+			p.observe(s.arm, s.launch, s.cluster)
+		}
+	}
+	h.belief = p
+	return nil
+}
+
+// merged is the record with one entry for each arm of a launch.
+func (h *hunt) merged() []shown {
+	var out []shown
+	index := map[string]int{}
+	for _, s := range h.record {
+		key := fmt.Sprint(s.launch, s.arm)
+		i, ok := index[key]
+		if !ok {
+			index[key] = len(out)
+			out = append(out, s)
+			continue
+		}
+		out[i].cluster.Failures += s.cluster.Failures
+		out[i].cluster.Trials += s.cluster.Trials
+	}
+	return out
+}
+
+// narrow searches a region that fails for a set that is needed, until one is
+// believed with the chance enough.
+func (h *hunt) narrow(region arm, enough float64) (arm, error) {
+	size := h.options.MaxSize
+	if err := h.believe(region, size); err != nil {
+		return nil, err
+	}
+	leave := 0.2 * (1 - enough)
+	cleans := 0
+	for range 400 {
+		p := h.belief
+		if best, chance := p.best(); chance >= enough {
+			return p.hypotheses[best].arm(len(region)), nil
+		}
+		if p.none.chance > 0.5 {
+			size += 2
+			if size > min(maxSize, h.options.MaxSize+4) {
+				return nil, giveUp(Misfit, "no set of up to %d levels explains which arms fail", size-2)
+			}
+			if err := h.believe(region, size); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		plan := newPlanner(h, p)
+		if cleans >= 3 {
+			cleans = 0
+			if err := h.control(plan.control); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		next, ok := plan.choose()
+		if !ok {
+			best, chance := p.best()
+			return nil, giveUp(Unreachable, "no arm that runs can tell the remaining causes apart; the likeliest is %s, at %.0f%%",
+				describe(h.ladders.set(p.hypotheses[best].arm(len(region)))), 100*chance)
+		}
+		w, err := h.visit(plan, next, enough, leave)
+		if errors.Is(err, errUnusable) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case w < 0.1:
+			cleans++
+		case w > 0.9:
+			cleans = 0
+		}
+	}
+	return nil, giveUp(Misfit, "the search doesn't converge")
+}
+
+// visit runs an arm until its outcome is clear, or until going elsewhere would
+// tell more for the cost. It returns the chance that the arm fails.
+func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) (float64, error) {
+	p := h.belief
+	why := plan.why(next)
+	each := h.ladders.requestCost(next.arm)
+	visit := p.visit(next.arm)
+	w := next.fails
+	var here stats.Cluster
+	for {
+		more, err := h.measure(next.arm, h.batch(next.requests), false, Narrow, why)
+		if err != nil {
+			return w, err
+		}
+		here.Failures += more.Failures
+		here.Trials += more.Trials
+		w = p.failsAt(visit)
+		if _, chance := p.best(); chance >= enough {
+			return w, nil
+		}
+		if here.Failures == 0 && here.Trials < h.dose && w > leave {
+			continue
+		}
+		if w < leave || w > 1-leave || !h.running.up {
+			return w, nil
+		}
+		// Leave when going on tells less for its cost than the plan promised.
+		if here.Trials >= 2*next.requests && stay(p, w, p.visits[visit].shown[h.running.launch], each) < next.gain {
+			return w, nil
+		}
+	}
+}
+
+// batch is how many requests to run before looking again.
+func (h *hunt) batch(planned int) int { return max(h.options.Batch, planned/8) }
+
+// control has an arm that is known to fail fail again. Clean arms since its
+// last failure are forgotten when it doesn't.
+func (h *hunt) control(a arm) error {
+	rates, _ := h.belief.rates()
+	expected := 0.0
+	for i, w := range rates {
+		expected += w * h.grid.rates[i%len(h.grid.rates)]
+	}
+	logs := make([]float64, len(rates)) // of the chance of no failure, by rate
+	forgotten := false
+	kept := h.lastFail
+	visit := h.belief.visit(a)
+	var here stats.Cluster
+	fresh := false
+	for {
+		more, err := h.measure(a, h.batch(int(1/expected)), fresh, Control, "an arm that failed, after several clean ones: does it still fail?")
+		if errors.Is(err, errUnusable) {
+			return giveUp(Drift, "the arm that failed can't be run any more")
+		}
+		if err != nil {
+			return err
+		}
+		if more.Failures > 0 {
+			if forgotten {
+				return h.believe(h.belief.region, h.options.MaxSize)
+			}
+			return nil
+		}
+		if h.belief.failsAt(visit) < 0.9 {
+			return nil // it wasn't as sure as it seemed
+		}
+		chance := 0.0
+		for i, m := range h.grid.failing {
+			logs[i] += m.LogStep(here, more)
+			chance += rates[i] * math.Exp(logs[i])
+		}
+		here.Trials += more.Trials
+		// A launch may be one of those that fail less often.
+		fresh = len(h.options.Dispersion.CV) > 1 && float64(here.Trials) > 4/expected || !h.running.up
+		if fresh {
+			here = stats.Cluster{}
+		}
+		if chance < 1e-3 && !forgotten {
+			forgotten = true
+			h.drifts++
+			h.record = h.record[:kept]
+			h.lastFail = len(h.record)
+		}
+		if chance < 1e-6 || h.drifts > 3 {
+			return giveUp(Drift, "what failed has stopped failing: %s", describe(h.ladders.set(a)))
+		}
+	}
+}
+
+// why tells a person what a visit would show.
+func (l *planner) why(v visitPlan) string {
+	var off, on []string
+	for i, f := range l.ladders.space.Factors {
+		switch {
+		case l.control[i] == 0:
+		case v.arm[i] == l.control[i]:
+			on = append(on, f.Name)
+		case v.arm[i] == 0:
+			off = append(off, f.Name)
+		default:
+			on = append(on, f.Name+"="+f.Levels[l.ladders.levels[i][v.arm[i]]].Name)
+		}
+	}
+	if len(off)+len(on) == 0 {
+		return "everything safe: is the cause among these factors at all?"
+	}
+	verb := "splits"
+	if v.fails > 0.3 && v.fails < 0.7 {
+		verb = "halves"
+	}
+	return fmt.Sprintf("%s the causes (%.0f%% that it fails): suspect %s | safe %s", verb, 100*v.fails, list(on), list(off))
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
