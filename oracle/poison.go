@@ -26,6 +26,11 @@ type poisonObserver struct {
 	run runObserver // finds garbled text
 	bad int         // recovery requests in a row that went wrong
 
+	// How the server answers when nothing is wrong: ops of the control arm
+	// and those of the main phase before the first that went wrong.
+	usual, usualGarbled int
+	wentWrong           bool // an op of the main phase did
+
 	main       bool          // there is a main phase
 	lastGood   time.Duration // end of the last main op that was answered
 	lastGoodOp int64         // 0 when none was
@@ -44,7 +49,18 @@ func (o *poisonObserver) Op(v *View, rec *Recorder) {
 	case history.Main:
 		o.main = true
 		o.mainOp(v)
-	case history.Control, history.Sentinel:
+		o.wentWrong = o.wentWrong || failed(v) != "" || o.usual < usualOps && o.garbled(v) != ""
+		if !o.wentWrong {
+			o.usual++
+		}
+	case history.Control:
+		if o.usual < usualOps && failed(v) == "" {
+			o.usual++
+			if o.garbled(v) != "" {
+				o.usualGarbled++
+			}
+		}
+	case history.Sentinel:
 	}
 }
 
@@ -118,11 +134,21 @@ func failed(v *View) string {
 	}
 }
 
-// wrong says how a plain request went wrong; empty if it didn't.
+// wrong says how a plain request went wrong; empty if it didn't. What it says
+// counts only where the server was seen to answer better: a weak model's replies
+// are garbled alone too, and three of them in a row are nothing strange.
 func (o *poisonObserver) wrong(v *View) string {
 	if how := failed(v); how != "" {
 		return how
 	}
+	if float64(o.usualGarbled+1) > garbledShare*float64(o.usual+2) {
+		return ""
+	}
+	return o.garbled(v)
+}
+
+// garbled says what is wrong with a reply's text; empty if nothing is.
+func (o *poisonObserver) garbled(v *View) string {
 	if len(v.Texts()) == 0 {
 		return "an empty reply"
 	}

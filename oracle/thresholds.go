@@ -209,6 +209,11 @@ const (
 const (
 	poisonedAfter = 3  // plain requests in a row that go wrong
 	deadAfter     = 10 // ops sent after the last good reply, all failing
+	// garbledShare of the usual replies is what may be garbled (Laplace's
+	// estimate) for three garbled ones in a row to mean anything: by chance
+	// these come once in a thousand times.
+	garbledShare = 0.10
+	usualOps     = 100 // that are looked at to know it
 )
 
 // Numerics: numerics.go. Margins in nats.

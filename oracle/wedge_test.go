@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -164,5 +165,35 @@ func TestDeadServer(t *testing.T) {
 	views = append(views, served(50, 20*s, 21*s))
 	if got := observe(history.Header{}, views, nil, Poison); len(got) != 0 {
 		t.Errorf("it came back: %+v", got)
+	}
+}
+
+// TestWeakModelPoisonsNothing: a model that loops alone too loops in plain
+// requests as well.
+func TestWeakModelPoisonsNothing(t *testing.T) {
+	said := func(id int64, phase history.Phase, text string) *View {
+		return &View{Op: &history.Op{ID: id, Phase: phase, Outcome: history.OK, Status: 200}, Reply: &openai.Reply{Content: text}}
+	}
+	for _, test := range []struct {
+		name  string
+		alone []string
+		found int
+	}{
+		{"well alone", []string{"a", "b", "c", "d", "e", "f", "g", "h"}, 1},
+		{"too little to know", []string{"a", "b", "c"}, 0},
+		{"garbled alone", []string{"a", "b", "c", "d", "e", "f", "g", strings.Repeat("!", 40)}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var views []*View
+			for _, text := range test.alone {
+				views = append(views, said(int64(len(views)+1), history.Control, text))
+			}
+			for range poisonedAfter {
+				views = append(views, said(int64(len(views)+1), history.Recovery, strings.Repeat("!", 40)))
+			}
+			if got := observe(history.Header{}, views, nil, Poison); len(got) != test.found {
+				t.Errorf("found %+v, want %d", got, test.found)
+			}
+		})
 	}
 }
