@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit lint fmt fuzz bench clean
+.PHONY: build test unit lint fmt fuzz bench clean test-openai-python
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -31,6 +31,14 @@ fuzz: ## each fuzz target for a minute
 
 bench: ## every figure that the documents state
 	go test -run '^$$' -bench . -benchmem ./...
+
+OPENAI_PYTHON := bin/openai-python-3.57.0
+
+test-openai-python: $(OPENAI_PYTHON) ## the lab, driven by OpenAI's own client from PyPI; not in CI
+	CULPRIT_OPENAI_PYTHON=$(CURDIR)/$(OPENAI_PYTHON)/bin/python go test -count=1 -v -run TestOpenAIPython ./cmd/culprit
+
+$(OPENAI_PYTHON):
+	python3 -m venv $@ && $@/bin/pip install -q openai==$(lastword $(subst -, ,$@)) || { rm -rf $@; false; }
 
 clean:
 	rm -rf bin runs

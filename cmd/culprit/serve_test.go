@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/culprit-project/culprit/openai"
+	"github.com/culprit-project/culprit/workload"
+)
+
+// startLab serves until the test's end and returns the URL.
+func startLab(tb testing.TB, flags labServe) string {
+	tb.Helper()
+	flags.Host, flags.AddrFile = "127.0.0.1", filepath.Join(tb.TempDir(), "addr")
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- flags.Run(ctx, &streams{out: io.Discard, err: tb.Output()}) }()
+	tb.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			tb.Error(err)
+		}
+	})
+	for range 2000 {
+		if b, err := os.ReadFile(flags.AddrFile); err == nil && len(b) > 0 {
+			return string(b)
+		}
+		select {
+		case err := <-done:
+			done <- nil
+			tb.Fatalf("the lab doesn't start: %v", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	tb.Fatal("the lab doesn't start in 10 seconds")
+	return ""
+}
+
+// TestOpenAIPython runs testdata/openai/client.py with the Python that
+// CULPRIT_OPENAI_PYTHON names and that has the package openai: see the
+// Makefile.
+func TestOpenAIPython(t *testing.T) {
+	python := os.Getenv("CULPRIT_OPENAI_PYTHON")
+	if python == "" {
+		t.Skip("run by make test-openai-python")
+	}
+	w, err := workload.New(workload.Plan{Kind: "agent", Seed: 9001, ContextLines: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type toolCase struct {
+		Request openai.ChatRequest    `json:"request"`
+		Right   []openai.FunctionCall `json:"right"`
+	}
+	var cases []toolCase
+	for i := range 4 {
+		session := w.Session(i, false)
+		var reply *openai.Reply
+		for {
+			turn, ok := session.Next(reply)
+			if !ok {
+				break
+			}
+			reply = workload.RightReply(turn)
+			c := toolCase{Request: turn.Request, Right: []openai.FunctionCall{}}
+			for _, call := range reply.ToolCalls {
+				c.Right = append(c.Right, call.Function)
+			}
+			cases = append(cases, c)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "cases.json")
+	b, err := json.Marshal(map[string]any{"trained": trained, "cases": cases})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), python, "testdata/openai/client.py", startLab(t, labServe{ServedModelName: "lab"}), file).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trained says that the lab has its trained weights.
+const trained = false
