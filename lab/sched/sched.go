@@ -19,6 +19,9 @@ type Config struct {
 	MaxRunning   int  // requests that have pages at once
 	ChunkTokens  int  // the most tokens that one step prefills
 	NoRadix      bool // don't share prefixes
+	HostPages    int  // of the host tier, the reserved one included; 0 is no host tier
+	WritePolicy  kv.WritePolicy
+	Parts        bool // load parts of the host's pages too
 	RetractEvery int  // for tests: retract one request each so many decode steps; 0 never
 }
 
@@ -31,6 +34,7 @@ type Request struct {
 	Output    []int32
 
 	CachedTokens int // of the prompt, that were found in the cache when it was first admitted; -1 before
+	HostTokens   int // of CachedTokens, that were on the host alone
 	Retractions  int
 
 	order    uint64 // of arrival
@@ -67,9 +71,13 @@ func (r *Request) tokens(n int) []int32 {
 // Step is what to compute next: positions [From, To) of each item. A step is
 // all prefill or all decode, as on the servers that this one is modelled on:
 // only decode steps can be captured.
+//
+// Backups are done first, in their order; Loads are done when a layer's
+// entries are first read. Loaded says that they are.
 type Step struct {
-	Prefill bool
-	Items   []Item
+	Prefill        bool
+	Items          []Item
+	Backups, Loads []kv.Copy
 }
 
 // Item is one request's part of a step. When To is the request's length, the
@@ -85,13 +93,15 @@ func (i Item) Samples() bool { return i.To == i.Request.Len() }
 // Stats counts what the scheduler did since its start.
 type Stats struct {
 	PrefillSteps, DecodeSteps, Retractions, Chunked uint64
-	PromptTokens, CachedTokens, Evicted             uint64
+	PromptTokens, CachedTokens, HostTokens          uint64
+	kv.TreeStats
 }
 
 // Scheduler holds waiting and running requests and their memory.
 type Scheduler struct {
 	config  Config
 	pages   *kv.Pages
+	loads   []kv.Copy // of the step at hand
 	tree    *kv.Tree
 	waiting []*Request // by arrival
 	running []*Request // by admission
@@ -102,12 +112,18 @@ type Scheduler struct {
 // New makes an idle scheduler.
 func New(c Config) *Scheduler {
 	pages := kv.NewPages(c.Pages)
-	return &Scheduler{config: c, pages: pages, tree: kv.NewTree(pages, c.PageSize)}
+	var host *kv.Pages
+	if c.HostPages > 0 {
+		host = kv.NewPages(c.HostPages)
+	}
+	tree := kv.NewTree(pages, host, c.PageSize)
+	tree.Policy, tree.Parts = c.WritePolicy, c.Parts
+	return &Scheduler{config: c, pages: pages, tree: tree}
 }
 
 // Stats returns the counts so far.
 func (s *Scheduler) Stats() Stats {
-	s.stats.Evicted = s.tree.Evicted()
+	s.stats.TreeStats = s.tree.Stats()
 	return s.stats
 }
 
@@ -122,6 +138,9 @@ func (s *Scheduler) FreePages() int { return s.pages.Free() }
 
 // CachedPages counts the pages of known prefixes.
 func (s *Scheduler) CachedPages() int { return s.tree.Size() }
+
+// HostPages counts the pages of known prefixes on the host.
+func (s *Scheduler) HostPages() int { return s.tree.HostSize() }
 
 // Capacity is the number of tokens that one request can hold at most.
 func (s *Scheduler) Capacity() int { return s.pages.Total() * s.config.PageSize }
@@ -152,28 +171,35 @@ func (s *Scheduler) Remove(r *Request) {
 }
 
 // Flush forgets all prefixes that nobody is using.
-func (s *Scheduler) Flush() { s.tree.Evict(s.tree.Size()) }
+func (s *Scheduler) Flush() { s.tree.Flush() }
 
 // Schedule chooses the next step; nil when there is nothing to do. Prefill
 // comes first: a new request's first token is worth more than a running one's
 // next. Done takes the step's results before the next call.
 func (s *Scheduler) Schedule() *Step {
-	if step := s.prefill(); step != nil {
-		s.stats.PrefillSteps++
-		return step
+	step := s.prefill()
+	if step == nil {
+		step = s.decode()
 	}
-	step := s.decode()
 	if step == nil && len(s.waiting) > 0 { // every runner was retracted
-		if step = s.prefill(); step != nil {
-			s.stats.PrefillSteps++
-		}
-		return step
+		step = s.prefill()
 	}
-	if step != nil {
+	switch {
+	case step == nil:
+		return nil
+	case step.Prefill:
+		s.stats.PrefillSteps++
+	default:
 		s.stats.DecodeSteps++
 	}
+	step.Backups, step.Loads = s.tree.TakeBackups(), s.loads
+	s.loads = nil
 	return step
 }
+
+// Loaded says that a step's loads are done. It comes before Done, and before
+// any of the step's requests is removed.
+func (s *Scheduler) Loaded(step *Step) { s.tree.Loaded(step.Loads) }
 
 // prefill fills a step with parts of prompts: of running requests that were
 // cut by an earlier step's limit, then of waiting ones in their order.
@@ -213,21 +239,25 @@ func (s *Scheduler) prefill() *Step {
 // nothing. The first one is always let in if it fits.
 func (s *Scheduler) admit(r *Request) bool {
 	// The last token is computed even if its page is known: it yields the next.
+	var known kv.Prefix
 	if !s.config.NoRadix {
-		r.table = s.tree.Match(r.tokens(r.Len() - 1))
+		known = s.tree.Match(r.tokens(r.Len() - 1))
 	}
-	known := len(r.table)
+	r.table = known.Device
 	reserve := len(s.running)
 	if !s.grow(r, r.Len(), reserve) {
-		s.pages.Release(r.table...)
+		s.tree.Release(known)
 		r.table = nil
 		return false
 	}
-	r.computed = known * s.config.PageSize
+	s.loads = append(s.loads, s.tree.Load(known, r.table[len(known.Device):])...)
+	r.computed = s.tree.Tokens(known)
 	if r.CachedTokens < 0 {
 		r.CachedTokens = r.computed
+		r.HostTokens = r.computed - len(known.Device)*s.config.PageSize
 		s.stats.PromptTokens += uint64(len(r.Prompt))
-		s.stats.CachedTokens += uint64(r.computed)
+		s.stats.CachedTokens += uint64(r.CachedTokens)
+		s.stats.HostTokens += uint64(r.HostTokens)
 	}
 	return true
 }

@@ -8,11 +8,32 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/culprit-project/culprit/lab/kv"
 )
 
 // memory stands for the cache: each slot holds a hash of the tokens up to its
 // position, so that a wrong page shows as a wrong hash.
-type memory map[int32]uint64
+type memory struct{ device, host map[int32]uint64 }
+
+func newMemory() memory { return memory{map[int32]uint64{}, map[int32]uint64{}} }
+
+// move does what is to be copied between the tiers.
+func (m memory) move(s *Scheduler, step *Step) {
+	copyPage := func(to, from map[int32]uint64, toPage, fromPage int32, n int) {
+		size := int32(s.config.PageSize)
+		for i := range int32(n) {
+			to[toPage*size+i] = from[fromPage*size+i]
+		}
+	}
+	for _, c := range step.Backups {
+		copyPage(m.host, m.device, c.Host, c.Device, c.Tokens)
+	}
+	for _, c := range step.Loads {
+		copyPage(m.device, m.host, c.Device, c.Host, c.Tokens)
+	}
+	s.Loaded(step)
+}
 
 func hash(r *Request, position int) uint64 {
 	h := fnv.New64a()
@@ -24,17 +45,19 @@ func hash(r *Request, position int) uint64 {
 
 // compute does what a forward pass does: reads everything before each item,
 // writes the item's entries, and yields tokens that depend on what was read.
-func (m memory) compute(t *rapid.T, step *Step, pageSize int) (sampled []int32) {
+func (m memory) compute(t *rapid.T, s *Scheduler, step *Step) (sampled []int32) {
+	m.move(s, step)
+	pageSize := s.config.PageSize
 	for _, item := range step.Items {
 		r := item.Request
 		slot := func(p int) int32 { return r.Table()[p/pageSize]*int32(pageSize) + int32(p%pageSize) }
 		for p := range item.From {
-			if m[slot(p)] != hash(r, p) {
+			if m.device[slot(p)] != hash(r, p) {
 				t.Fatalf("request %d finds something else at position %d", r.ID, p)
 			}
 		}
 		for p := item.From; p < item.To; p++ {
-			m[slot(p)] = hash(r, p)
+			m.device[slot(p)] = hash(r, p)
 		}
 		if item.Samples() {
 			sampled = append(sampled, int32(hash(r, item.To-1)%5))
@@ -51,6 +74,9 @@ func drawConfig(t *rapid.T) Config {
 		ChunkTokens:  rapid.IntRange(1, 12).Draw(t, "chunk"),
 		NoRadix:      rapid.Bool().Draw(t, "no radix"),
 		RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
+		HostPages:    rapid.SampledFrom([]int{0, 2, 10, 60}).Draw(t, "host pages"),
+		WritePolicy:  rapid.SampledFrom([]kv.WritePolicy{kv.WriteThrough, kv.WriteBack}).Draw(t, "policy"),
+		Parts:        rapid.Bool().Draw(t, "parts"),
 	}
 }
 
@@ -61,7 +87,7 @@ func TestRandomSchedules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawConfig(t)
 		s := New(c)
-		m := memory{}
+		m := newMemory()
 		var live []*Request
 		var id uint64
 		step := func(t *rapid.T) {
@@ -72,7 +98,7 @@ func TestRandomSchedules(t *testing.T) {
 				}
 				return
 			}
-			s.Done(next, m.compute(t, next, c.PageSize))
+			s.Done(next, m.compute(t, s, next))
 			for _, item := range next.Items {
 				if r := item.Request; len(r.Output) == r.MaxTokens {
 					s.Remove(r)
@@ -102,6 +128,17 @@ func TestRandomSchedules(t *testing.T) {
 				live = slices.Delete(live, i, i+1)
 			},
 			"flush": func(*rapid.T) { s.Flush() },
+			"fail": func(*rapid.T) { // a step whose forward pass fails ends its requests
+				next := s.Schedule()
+				if next == nil {
+					return
+				}
+				m.move(s, next)
+				for _, item := range next.Items {
+					s.Remove(item.Request)
+					live = slices.DeleteFunc(live, func(o *Request) bool { return o == item.Request })
+				}
+			},
 			"": func(t *rapid.T) {
 				if err := s.Check(); err != nil {
 					t.Fatal(err)
@@ -118,8 +155,8 @@ func TestRandomSchedules(t *testing.T) {
 			t.Fatalf("%d requests don't come to their end", len(live))
 		}
 		s.Flush()
-		if s.FreePages() != c.Pages-1 {
-			t.Fatalf("%d of %d pages are free at the end", s.FreePages(), c.Pages-1)
+		if s.FreePages() != c.Pages-1 || s.HostPages() != 0 {
+			t.Fatalf("%d of %d pages are free at the end, %d are on the host", s.FreePages(), c.Pages-1, s.HostPages())
 		}
 	})
 }
@@ -130,7 +167,7 @@ func TestEveryConfigurationGivesTheSameTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prompts := rapid.SliceOfN(rapid.SliceOfN(rapid.Int32Range(1, 2), 1, 8), 1, 6).Draw(t, "prompts")
 		play := func(c Config) [][]int32 {
-			s, m := New(c), memory{}
+			s, m := New(c), newMemory()
 			var requests []*Request
 			for i, p := range prompts {
 				r := &Request{ID: uint64(i), Prompt: p, MaxTokens: 5}
@@ -144,7 +181,7 @@ func TestEveryConfigurationGivesTheSameTokens(t *testing.T) {
 				if next == nil {
 					break
 				}
-				s.Done(next, m.compute(t, next, c.PageSize))
+				s.Done(next, m.compute(t, s, next))
 				for _, item := range next.Items {
 					if r := item.Request; len(r.Output) == r.MaxTokens {
 						s.Remove(r)
@@ -166,40 +203,62 @@ func TestEveryConfigurationGivesTheSameTokens(t *testing.T) {
 
 // TestPressure shows that the things that the other tests are about happen.
 func TestPressure(t *testing.T) {
-	s := New(Config{Pages: 12, PageSize: 2, MaxRunning: 8, ChunkTokens: 4})
-	var live []*Request
-	for i := range 6 {
-		r := &Request{ID: uint64(i), Prompt: []int32{1, 1, 1, 1, int32(i)}, MaxTokens: 8}
-		if err := s.Add(r); err != nil {
-			t.Fatal(err)
-		}
-		live = append(live, r)
-	}
-	for range 500 {
-		next := s.Schedule()
-		if next == nil {
-			break
-		}
-		var sampled []int32
-		for _, item := range next.Items {
-			if item.Samples() {
-				sampled = append(sampled, int32(item.Request.ID))
+	for _, policy := range []kv.WritePolicy{kv.WriteThrough, kv.WriteBack} {
+		t.Run(policy.String(), func(t *testing.T) {
+			s := New(Config{Pages: 12, PageSize: 2, MaxRunning: 8, ChunkTokens: 4, HostPages: 26, WritePolicy: policy, Parts: true})
+			var live []*Request
+			parts, next := 0, (*Step)(nil)
+			for range 2 { // the same prompts again: the device has lost them by then
+				for i := range 6 {
+					r := &Request{ID: uint64(i), Prompt: []int32{1, 1, 1, 1, int32(i), 1, 2, 3}, MaxTokens: 8}
+					if err := s.Add(r); err != nil {
+						t.Fatal(err)
+					}
+					live = append(live, r)
+				}
+				for range 500 {
+					if next = s.Schedule(); next == nil {
+						break
+					}
+					for _, load := range next.Loads {
+						if load.Tokens < 2 {
+							parts++
+						}
+					}
+					s.Loaded(next)
+					var sampled []int32
+					for _, item := range next.Items {
+						if item.Samples() {
+							sampled = append(sampled, int32(item.Request.ID))
+						}
+					}
+					s.Done(next, sampled)
+					if err := s.Check(); err != nil {
+						t.Fatal(err)
+					}
+					for _, item := range next.Items {
+						if r := item.Request; len(r.Output) == r.MaxTokens {
+							s.Remove(r)
+						}
+					}
+				}
 			}
-		}
-		s.Done(next, sampled)
-		for _, item := range next.Items {
-			if r := item.Request; len(r.Output) == r.MaxTokens {
-				s.Remove(r)
+			host := 0
+			for _, r := range live {
+				if len(r.Output) != r.MaxTokens {
+					t.Errorf("request %d has %d tokens", r.ID, len(r.Output))
+				}
+				if r.HostTokens > r.CachedTokens {
+					t.Errorf("request %d found %d tokens, %d of them on the host", r.ID, r.CachedTokens, r.HostTokens)
+				}
+				host += r.HostTokens
 			}
-		}
-	}
-	for _, r := range live {
-		if len(r.Output) != r.MaxTokens {
-			t.Errorf("request %d has %d tokens", r.ID, len(r.Output))
-		}
-	}
-	st := s.Stats()
-	if st.Retractions == 0 || st.Evicted == 0 || st.CachedTokens == 0 || st.Chunked == 0 {
-		t.Errorf("no pressure: %+v", st)
+			st := s.Stats()
+			t.Logf("%+v, %d parts of pages", st, parts)
+			if st.Retractions == 0 || st.Evicted == 0 || st.CachedTokens == 0 || st.Chunked == 0 ||
+				st.HostTokens != uint64(host) || host == 0 || st.Loaded == 0 || st.BackedUp == 0 || st.HostEvicted == 0 || parts == 0 {
+				t.Errorf("no pressure: %+v", st)
+			}
+		})
 	}
 }
