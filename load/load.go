@@ -134,9 +134,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	defer p.stop(nil)
 	p.event(&history.Event{At: p.now(), Kind: history.Started, Name: string(p.Phase)})
 
-	var watch sync.WaitGroup
-	played := make(chan struct{})
-	watch.Go(func() { p.tick(played) })
+	var ticks, watch sync.WaitGroup
+	played, over := make(chan struct{}), make(chan struct{})
+	ticks.Go(func() { p.tick(over) })
 	watch.Go(func() { p.watchHealth(played) })
 	watch.Go(func() { p.sendRecovery(played) })
 	if o.RequestRate > 0 {
@@ -145,7 +145,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		p.closedLoop()
 	}
 	close(played)
-	watch.Wait()
+	watch.Wait() // recovery and sentinels may still be on their way
+	close(over)
+	ticks.Wait()
 
 	result := Result{Progress: p.progress()}
 	if cause := context.Cause(p.ctx); cause != nil {

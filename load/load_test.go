@@ -583,6 +583,21 @@ func TestRecoveryAfterTheLastOp(t *testing.T) {
 	})
 }
 
+// The client's clock ticks to the end of the phase, so that it doesn't look as
+// if it had stood still.
+func TestTicksDuringRecovery(t *testing.T) {
+	play(t, tokens(1, 10*time.Second), func(t *testing.T, o load.Options) {
+		m := &memory{}
+		o.History, o.Workload, o.Sessions = m, &script{turns: []workload.Turn{{Request: hello}}}, 1
+		o.Suspect = func(*history.Op, *openai.Reply) bool { return true }
+		o.Recovery = []workload.Turn{{Request: hello}}
+		mustRun(t, o)
+		if n := len(m.ofKind(history.Tick)); n != 20 {
+			t.Errorf("%d ticks in 20 s", n)
+		}
+	})
+}
+
 // The suspect op may be the last one and end while recovery turns for an
 // earlier one are on their way.
 func TestRecoveryTwice(t *testing.T) {

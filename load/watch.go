@@ -23,7 +23,7 @@ const (
 )
 
 // tick reports each second what the client itself is doing.
-func (p *player) tick(played <-chan struct{}) {
+func (p *player) tick(over <-chan struct{}) {
 	timer := time.NewTimer(timerStep)
 	defer timer.Stop()
 	due, second := p.begun+timerStep, p.begun+time.Second
@@ -47,7 +47,7 @@ func (p *player) tick(played <-chan struct{}) {
 	for {
 		select {
 		case <-timer.C:
-		case <-played:
+		case <-over:
 			if now := p.now(); now > last {
 				report(now) // the part of a second that is left
 			}
