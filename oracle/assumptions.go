@@ -195,14 +195,15 @@ func (j *judgement) sentOnTime() (Assumption, bool) {
 
 // client is what the ticks say of the client in the main phase.
 type client struct {
-	inMain     bool
-	ticks      int
-	late, busy int // ticks that were
-	worstLate  time.Duration
-	mostCPU    float64
-	last       time.Duration // tick or start of the phase
-	gap        time.Duration // the longest without a tick
-	cores      int
+	inMain    bool
+	ticks     int
+	busy      int             // ticks that were
+	lates     []time.Duration // of each tick
+	worstLate time.Duration
+	mostCPU   float64
+	last      time.Duration // tick or start of the phase
+	gap       time.Duration // the longest without a tick
+	cores     int
 }
 
 func (c *client) event(e *history.Event) {
@@ -219,9 +220,7 @@ func (c *client) event(e *history.Event) {
 		c.last = e.At
 		c.worstLate = max(c.worstLate, late)
 		c.mostCPU = max(c.mostCPU, e.Values["cpu"])
-		if late > lateLimit {
-			c.late++
-		}
+		c.lates = append(c.lates, late)
 		if c.cores > 0 && e.Values["cpu"] >= busyShare*float64(c.cores) {
 			c.busy++
 		}
@@ -242,13 +241,35 @@ func (j *judgement) clientRan() Assumption {
 // clientKeptUp says that it was the server that was loaded, not the client.
 func (j *judgement) clientKeptUp() Assumption {
 	c := &j.client
+	limit, late := j.lateLimit(), 0
+	for _, l := range c.lates {
+		if l > limit {
+			late++
+		}
+	}
 	return Assumption{
 		Name: "the client kept up", Otherwise: Inconclusive,
-		Holds: float64(c.late) <= lateTicks*float64(c.ticks) && 2*c.busy <= c.ticks,
+		Holds: float64(late) <= lateTicks*float64(c.ticks) && 2*c.busy <= c.ticks,
 		Found: fmt.Sprintf("%d of %d ticks came more than %v late (the worst %v); it used at most %.1f of %d cores",
-			c.late, c.ticks, lateLimit, c.worstLate.Round(time.Millisecond), c.mostCPU, c.cores),
+			late, c.ticks, limit.Round(time.Millisecond), c.worstLate.Round(time.Millisecond), c.mostCPU, c.cores),
 		Hint: "lower the load, or run the client on a machine of its own",
 	}
+}
+
+// lateLimit is how late a tick of the client may come. In the closed loop a
+// client that is late only sends its next requests later, so it may be late by
+// a part of what a reply takes.
+func (j *judgement) lateLimit() time.Duration {
+	if j.header.RequestRate > 0 {
+		return lateLimit
+	}
+	var took durations
+	for i := range j.rec.rows {
+		if w := &j.rec.rows[i]; w.phase == history.Main && w.outcome == history.OK {
+			took.add(w.end - w.sent)
+		}
+	}
+	return max(lateLimit, took.quantile(0.5)/lateParts)
 }
 
 // controlAlone says that the control arm was what it claims.

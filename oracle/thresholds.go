@@ -129,6 +129,10 @@ const (
 	// percentile), and a tick of the client may come: a quarter of a second
 	// changes no batch that a server forms from requests lasting seconds.
 	lateLimit = 250 * time.Millisecond
+	// lateParts: in closed loop, a quarter of what a usual reply takes is
+	// the limit where that is longer. A client that is late by less keeps at
+	// least three quarters of the planned requests before the server.
+	lateParts = 4
 	// lateTicks is the share of ticks that may be later.
 	lateTicks = 0.10
 	// busyShare of its cores is what the client may use at most: above it

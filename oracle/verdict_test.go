@@ -220,6 +220,21 @@ func TestVerdict(t *testing.T) {
 			e.Values["late_ms"] = 400
 			return true
 		}}, Inconclusive, "4 of 4 ticks came more than 250ms late"},
+		{"the client was late, but by little of what a reply takes", play{main: nothing, op: func(op *history.Op) {
+			if op.Phase == history.Main {
+				op.Sent += 3 * time.Second * time.Duration(op.Turn)
+				op.Planned, op.LastByte = op.Sent, op.Sent+4*time.Second
+			}
+		}, ticks: func(e *history.Event) bool {
+			e.Values["late_ms"] = 900
+			return true
+		}}, Clean, "no sign of corruption"},
+		{"open loop, long replies, the client was late", play{main: nothing, header: func(h *history.Header) { h.Concurrency, h.RequestRate = 0, 80 }, op: func(op *history.Op) {
+			op.LastByte = op.Sent + 4*time.Second
+		}, ticks: func(e *history.Event) bool {
+			e.Values["late_ms"] = 900
+			return true
+		}}, Inconclusive, "ticks came more than 250ms late"},
 		{"the client was busy", play{main: nothing, ticks: func(e *history.Event) bool {
 			e.Values["cpu"] = 1.9
 			return true
