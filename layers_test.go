@@ -16,8 +16,8 @@ const module = "github.com/culprit-project/culprit/"
 // planned names packages that the design has and the tree doesn't have yet.
 var (
 	layers = [][]string{
-		{"openai", "history", "stats", "design", "ledger", "lab/fault", "internal/term"},
-		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model", "lab/graph"},
+		{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
+		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
 		{"load", "lab/host", "lab/sched"},
 		{"experiment", "lab/disagg"},
 		{"report", "lab"},
@@ -27,7 +27,7 @@ var (
 	}
 	planned = []string{
 		"ledger", "probe", "internal/mcp",
-		"lab/disagg", "lab/graph", "lab/host",
+		"lab/disagg", "lab/host",
 	}
 )
 
