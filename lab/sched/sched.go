@@ -39,8 +39,13 @@ type Request struct {
 
 	order    uint64 // of arrival
 	table    []int32
-	computed int // positions whose cache entries exist
+	computed int // positions whose cache entries exist, or will when the launched steps are done
+	launched int // steps that it is in and that aren't done
+	leaving  bool
 }
+
+// Pending stands in Output for a token that a launched step will yield.
+const Pending int32 = -1
 
 // Table is the request's page table; valid until the scheduler's next call.
 func (r *Request) Table() []int32 { return r.table }
@@ -78,6 +83,7 @@ type Step struct {
 	Prefill        bool
 	Items          []Item
 	Backups, Loads []kv.Copy
+	launched       bool
 }
 
 // Item is one request's part of a step. When To is the request's length, the
@@ -85,10 +91,12 @@ type Step struct {
 type Item struct {
 	Request  *Request
 	From, To int
+	samples  bool
+	output   int // where its token goes
 }
 
 // Samples says whether the item yields a token.
-func (i Item) Samples() bool { return i.To == i.Request.Len() }
+func (i Item) Samples() bool { return i.samples }
 
 // Stats counts what the scheduler did since its start.
 type Stats struct {
@@ -105,6 +113,8 @@ type Scheduler struct {
 	tree    *kv.Tree
 	waiting []*Request // by arrival
 	running []*Request // by admission
+	leaving []*Request // removed, but a launched step still uses their pages
+	flying  int        // steps that were launched and aren't done
 	arrived uint64
 	stats   Stats
 }
@@ -158,7 +168,8 @@ func (s *Scheduler) Add(r *Request) error {
 }
 
 // Remove ends a request wherever it is: finished, cancelled or failed. What it
-// has computed stays known as a prefix.
+// has computed stays known as a prefix. Its pages are free when the last step
+// that it is in is done.
 func (s *Scheduler) Remove(r *Request) {
 	if i := slices.Index(s.waiting, r); i >= 0 {
 		s.waiting = slices.Delete(s.waiting, i, i+1)
@@ -166,6 +177,10 @@ func (s *Scheduler) Remove(r *Request) {
 	}
 	if i := slices.Index(s.running, r); i >= 0 {
 		s.running = slices.Delete(s.running, i, i+1)
+		if r.leaving = r.launched > 0; r.leaving {
+			s.leaving = append(s.leaving, r)
+			return
+		}
 		s.release(r)
 	}
 }
@@ -173,15 +188,16 @@ func (s *Scheduler) Remove(r *Request) {
 // Flush forgets all prefixes that nobody is using.
 func (s *Scheduler) Flush() { s.tree.Flush() }
 
-// Schedule chooses the next step; nil when there is nothing to do. Prefill
-// comes first: a new request's first token is worth more than a running one's
-// next. Done takes the step's results before the next call.
+// Schedule chooses the next step; nil when there is nothing to do, or nothing
+// before a launched step is done. Prefill comes first: a new request's first
+// token is worth more than a running one's next. Before the next call comes
+// Launch, or Done with the step's results.
 func (s *Scheduler) Schedule() *Step {
 	step := s.prefill()
 	if step == nil {
 		step = s.decode()
 	}
-	if step == nil && len(s.waiting) > 0 { // every runner was retracted
+	if step == nil && len(s.waiting) > 0 && s.flying == 0 { // every runner was retracted
 		step = s.prefill()
 	}
 	switch {
@@ -211,7 +227,7 @@ func (s *Scheduler) prefill() *Step {
 		if to < r.Len() {
 			s.stats.Chunked++
 		}
-		step.Items = append(step.Items, Item{r, r.computed, to})
+		step.Items = append(step.Items, Item{Request: r, From: r.computed, To: to, samples: to == r.Len()})
 		room -= to - r.computed
 	}
 	for _, r := range s.running {
@@ -282,9 +298,13 @@ func (s *Scheduler) grow(r *Request, n, reserve int) bool {
 }
 
 // decode takes every running request one token further; where memory is
-// short, the latest ones are retracted.
+// short, the latest ones are retracted, though not while a launched step may
+// be using their pages.
 func (s *Scheduler) decode() *Step {
 	if n := s.config.RetractEvery; n > 0 && len(s.running) > 1 && s.stats.DecodeSteps%uint64(n) == uint64(n)-1 {
+		if s.flying > 0 {
+			return nil
+		}
 		s.retract(s.latest())
 	}
 	for i := 0; i < len(s.running); {
@@ -292,6 +312,9 @@ func (s *Scheduler) decode() *Step {
 		if s.grow(r, r.Len(), 0) {
 			i++
 			continue
+		}
+		if s.flying > 0 {
+			return nil
 		}
 		s.retract(s.latest())
 		i = 0 // the order of the rest may have changed
@@ -301,7 +324,7 @@ func (s *Scheduler) decode() *Step {
 	}
 	step := &Step{}
 	for _, r := range s.running {
-		step.Items = append(step.Items, Item{r, r.Len() - 1, r.Len()})
+		step.Items = append(step.Items, Item{Request: r, From: r.Len() - 1, To: r.Len(), samples: true})
 	}
 	return step
 }
@@ -335,19 +358,77 @@ func (s *Scheduler) remember(r *Request) {
 	}
 }
 
+// share makes the tree know a request's first n tokens, so that others with
+// the same prefix may use them at once. Where the tree has them in other pages
+// it keeps those, and the request its own, which a launched step may be using;
+// remember joins them at the request's end.
+func (s *Scheduler) share(r *Request, n int) {
+	if s.config.NoRadix {
+		return
+	}
+	known := s.tree.Match(r.tokens(n))
+	s.tree.Release(known)
+	if slices.Equal(known.Device, r.table[:len(known.Device)]) {
+		s.tree.Insert(r.tokens(n), r.table)
+	}
+}
+
+// Launch says that a step is on its way: what is scheduled from now on comes
+// after it, and counts on its cache entries. The tokens that it yields are
+// Pending until it is Done.
+func (s *Scheduler) Launch(step *Step) {
+	step.launched = true
+	s.flying++
+	for i := range step.Items {
+		item := &step.Items[i]
+		r := item.Request
+		r.launched++
+		r.computed = item.To
+		if item.samples {
+			item.output = len(r.Output)
+			r.Output = append(r.Output, Pending)
+		}
+	}
+}
+
 // Done takes a step's results: the cache entries exist, and sampled has a
-// token for each item that yields one, in their order.
+// token for each item that yields one, in their order. Steps are done in the
+// order of their launch; one that was not launched, is.
 func (s *Scheduler) Done(step *Step, sampled []int32) {
+	if !step.launched {
+		s.Launch(step)
+	}
+	for _, item := range step.Items {
+		if item.samples {
+			item.Request.Output[item.output] = sampled[0]
+			sampled = sampled[1:]
+		}
+		if step.Prefill && len(item.Request.table) > 0 {
+			s.share(item.Request, item.To)
+		}
+	}
+	s.land(step)
+}
+
+// Fail says that a launched step's cache entries can't be trusted and that
+// there are no tokens. Its requests can only be removed.
+func (s *Scheduler) Fail(step *Step) {
+	for _, item := range step.Items {
+		item.Request.computed = min(item.Request.computed, item.From)
+	}
+	s.land(step)
+}
+
+// land lets those go who waited for a step's end.
+func (s *Scheduler) land(step *Step) {
+	s.flying--
 	for _, item := range step.Items {
 		r := item.Request
-		samples := item.Samples()
-		r.computed = item.To
-		if step.Prefill {
-			s.remember(r) // others with the same prefix may use it at once
-		}
-		if samples {
-			r.Output = append(r.Output, sampled[0])
-			sampled = sampled[1:]
+		r.launched--
+		if r.leaving && r.launched == 0 {
+			s.leaving = slices.DeleteFunc(s.leaving, func(o *Request) bool { return o == r })
+			r.leaving = false
+			s.release(r)
 		}
 	}
 }
@@ -355,6 +436,12 @@ func (s *Scheduler) Done(step *Step, sampled []int32) {
 // Check says what is wrong with the books.
 func (s *Scheduler) Check() error {
 	tables := [][]int32{s.tree.Pages()}
+	for _, r := range s.leaving {
+		tables = append(tables, r.table)
+		if r.launched == 0 {
+			return fmt.Errorf("request %d has left and nothing uses its pages", r.ID)
+		}
+	}
 	for _, r := range s.running {
 		tables = append(tables, r.table)
 		switch have := len(r.table) * s.config.PageSize; {
@@ -366,8 +453,8 @@ func (s *Scheduler) Check() error {
 	}
 	for i, r := range s.waiting {
 		switch {
-		case len(r.table) > 0 || r.computed > 0:
-			return fmt.Errorf("request %d is waiting and has %d pages", r.ID, len(r.table))
+		case len(r.table) > 0 || r.computed > 0 || r.launched > 0:
+			return fmt.Errorf("request %d is waiting, has %d pages and is in %d launched steps", r.ID, len(r.table), r.launched)
 		case i > 0 && s.waiting[i-1].order > r.order:
 			return fmt.Errorf("request %d waits behind a later one", r.ID)
 		}
