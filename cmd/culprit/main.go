@@ -30,10 +30,11 @@ const (
 )
 
 type commands struct {
-	Run     runCommand     `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
-	Check   checkCommand   `cmd:"" help:"Judge a stored run again."`
-	Lab     labCommand     `cmd:"" help:"The reference server."`
-	Version versionCommand `cmd:"" help:"Print the version."`
+	Run       runCommand       `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
+	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
+	Lab       labCommand       `cmd:"" help:"The reference server."`
+	Supervise superviseCommand `cmd:"" hidden:""`
+	Version   versionCommand   `cmd:"" help:"Print the version."`
 }
 
 const description = `culprit finds which setting, patch or code path makes an LLM inference server give wrong answers under load.

@@ -19,7 +19,9 @@ type serverFlags struct {
 
 type runCommand struct {
 	serverFlags
-	Config string `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
+	Lab    bool     `help:"Start the lab, the small LLM server in this program, and drive that: nothing else is needed."`
+	LabArg []string `name:"lab-arg" placeholder:"ARG" sep:"none" help:"One more argument for culprit lab serve, as in --lab-arg=--index-k-dtype=bf16. Repeatable."`
+	Config string   `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
 
 	Kind         string         `name:"workload" placeholder:"KIND" help:"What to send: ${kinds} (default: agent)."`
 	Sessions     int            `placeholder:"N" help:"Conversations to play (default: ${sessions})."`
@@ -50,8 +52,16 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 	if c.Format == "json" {
 		out = nil
 	}
+	server := c.server()
+	if c.Lab && !c.DryRun {
+		stop, err := c.startLab(ctx, &server)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	status, err := app.Run(ctx, app.RunOptions{
-		Server:          c.server(),
+		Server:          server,
 		Kind:            c.Kind,
 		Sessions:        c.Sessions,
 		Rounds:          c.Rounds,
@@ -77,6 +87,32 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	return judged(status)
+}
+
+// startLab starts the lab and makes it the server. Its log goes to a folder
+// that is gone after the run, unless the lab couldn't start.
+func (c *runCommand) startLab(ctx context.Context, server *app.Server) (stop func(), err error) {
+	launcher, err := launcher()
+	if err != nil {
+		return nil, err
+	}
+	logs, err := os.MkdirTemp("", "culprit-lab-")
+	if err != nil {
+		return nil, err
+	}
+	self := launcher.Supervisor[0]
+	url, stopLab, err := app.StartLab(ctx, app.LabOptions{
+		Launcher: launcher, Command: append([]string{self, "lab", "serve"}, c.LabArg...), LogDir: logs,
+	})
+	if err != nil {
+		return nil, err
+	}
+	*server = app.Server{BaseURL: url}
+	return func() {
+		if err := stopLab(); err == nil {
+			os.RemoveAll(logs) //nolint:errcheck // a folder of the system's temporary ones
+		}
+	}, nil
 }
 
 func (f *serverFlags) server() app.Server {
