@@ -26,7 +26,9 @@ func StartLab(ctx context.Context, o LabOptions) (url string, stop func() error,
 		return "", nil, fmt.Errorf("find a free port for the lab: %w", err)
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	if err := l.Close(); err != nil {
+		return "", nil, fmt.Errorf("find a free port for the lab: %w", err)
+	}
 	url = fmt.Sprintf("http://127.0.0.1:%d", port)
 	command := append(append([]string{}, o.Command...), "--host", "127.0.0.1", "--port", fmt.Sprint(port))
 	s, err := o.Launcher.Launch(ctx, []target.Process{{Name: "lab", Command: command}}, target.Ready{URL: url + "/health", Timeout: labStarts}, o.LogDir)
