@@ -69,14 +69,14 @@ func (c Config) WithDefaults() (Config, error) {
 			*f.value = f.def
 		}
 		if *f.value < 1 || *f.value > f.max {
-			return c, fmt.Errorf("lab: %s is %d, not within 1 and %d", f.name, *f.value, f.max)
+			return c, fmt.Errorf("%s is %d, not within 1 and %d", f.name, *f.value, f.max)
 		}
 	}
 	switch {
 	case c.PageSize%16 != 0:
-		return c, fmt.Errorf("lab: page size is %d, not a multiple of 16", c.PageSize)
+		return c, fmt.Errorf("page size is %d, not a multiple of 16", c.PageSize)
 	case c.MaxTokens < c.PageSize:
-		return c, fmt.Errorf("lab: max total tokens is %d, less than a page of %d", c.MaxTokens, c.PageSize)
+		return c, fmt.Errorf("max total tokens is %d, less than a page of %d", c.MaxTokens, c.PageSize)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -108,7 +108,7 @@ func New(c Config) (*Engine, error) {
 	c, err := c.WithDefaults()
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, fmt.Errorf("lab: %w", err)
 	case c.Model == nil || c.Tokenizer == nil:
 		return nil, errors.New("lab: no model or no tokenizer")
 	case c.Tokenizer.Size() != c.Model.Vocab:

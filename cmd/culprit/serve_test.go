@@ -3,10 +3,15 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +45,54 @@ func startLab(tb testing.TB, flags labServe) string {
 	}
 	tb.Fatal("the lab doesn't start in 10 seconds")
 	return ""
+}
+
+func TestServePortTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	address := l.Addr().(*net.TCPAddr)
+	c := labServe{Host: "127.0.0.1", Port: address.Port}
+	err = c.Run(t.Context(), &streams{out: io.Discard, err: t.Output()})
+	want := fmt.Sprintf("listen on %s: another process does already; stop it, or give another --port (0 picks a free one)", address)
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+// TestServeDrains: a server that is told to stop lets streams come to their
+// end and takes no new connections.
+func TestServeDrains(t *testing.T) {
+	url, process := labProcess(t, "--load-format", "dummy")
+	var streams []io.ReadCloser
+	for i := range 8 {
+		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"hi %d"}],"temperature":0,"max_tokens":300,"stream":true}`, i)
+		resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		streams = append(streams, resp.Body) // it has begun
+	}
+	if err := process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	chunks := 0
+	for _, s := range streams {
+		b, err := io.ReadAll(s)
+		chunks += strings.Count(string(b), "data: ")
+		finished := strings.Contains(string(b), `"finish_reason":"stop"`) || strings.Contains(string(b), `"finish_reason":"length"`)
+		if err != nil || !finished || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
+			t.Errorf("%v %s", err, b)
+		}
+	}
+	t.Logf("%d chunks", chunks)
+	if resp, err := http.Get(url + "/health"); err == nil {
+		resp.Body.Close()
+		t.Error("it takes another connection")
+	}
 }
 
 // TestOpenAIPython runs testdata/openai/client.py with the Python that
