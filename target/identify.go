@@ -151,7 +151,18 @@ func (s *Server) do(req *http.Request) ([]byte, http.Header, error) {
 		return nil, nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, nil, fmt.Errorf("%s %s answered %s: %.200q", req.Method, req.URL.Path, resp.Status, body)
+		return nil, nil, &statusError{req.Method, req.URL.Path, resp.Status, resp.StatusCode, body}
 	}
 	return body, resp.Header, nil
+}
+
+// statusError is an answer that isn't 200.
+type statusError struct {
+	method, path, status string
+	code                 int
+	body                 []byte
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("%s %s answered %s: %.200q", e.method, e.path, e.status, e.body)
 }

@@ -290,3 +290,6 @@ func (s *Launched) Stop() error {
 	}
 	return errors.Join(errs...)
 }
+
+// LaunchVariable marks what a launch started, in its environment.
+const LaunchVariable = "CULPRIT_LAUNCH"
