@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/model"
 )
 
@@ -148,6 +149,7 @@ func TestSameReplies(t *testing.T) {
 			IndexDType:   rapid.SampledFrom([]model.IndexDType{model.FP8, model.BF16}).Draw(t, "index"),
 			RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
 			Workers:      rapid.IntRange(1, 3).Draw(t, "workers"),
+			NoOverlap:    rapid.Bool().Draw(t, "no overlap"),
 		}
 		e := testEngine(panicker{}, c)
 		streams := map[int]*Stream{}
@@ -172,7 +174,7 @@ func TestSameReplies(t *testing.T) {
 				}
 				streams[i] = s
 			case "cancel": // as the end of a context does, but at a time that is drawn
-				e.post(func() {
+				e.post(func(*rank) {
 					for _, s := range e.sequences() {
 						if s.request.ID == fmt.Sprint(i) {
 							cancelled[i] = true
@@ -181,7 +183,7 @@ func TestSameReplies(t *testing.T) {
 					}
 				})
 			case "flush":
-				e.post(e.sched.Flush)
+				e.post(func(*rank) { e.sched.Flush() })
 			case "step":
 				step(t)
 			}
@@ -191,7 +193,7 @@ func TestSameReplies(t *testing.T) {
 				t.Fatal("the requests don't come to their end")
 			}
 			step(t)
-			if len(e.live) == 0 {
+			if len(e.live) == 0 && e.flying == nil {
 				break
 			}
 		}
@@ -310,37 +312,118 @@ func TestFailedStep(t *testing.T) {
 		{"a panic", func(e *Engine) { e.scratch = nil }, func(e *Engine) { e.scratch = e.config.Model.NewScratch(512) }},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			e := testEngine(t, Config{})
-			submit := func() *Stream {
-				s, err := e.Submit(t.Context(), Request{Prompt: []int32{model.Begin}, MaxTokens: 3})
+		for _, noOverlap := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, no overlap %t", tt.name, noOverlap), func(t *testing.T) {
+				e := testEngine(t, Config{NoOverlap: noOverlap})
+				submit := func() *Stream {
+					s, err := e.Submit(t.Context(), Request{Prompt: []int32{model.Begin}, MaxTokens: 3})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return s
+				}
+				first := submit()
+				e.Step()
+				e.land()
+				tt.break_(e)
+				second := submit()
+				drain(t, e)
+				for _, s := range []*Stream{first, second} {
+					read(s)
+					if end := s.Ending(); end.Reason != Failed || !errors.Is(end.Err, ErrInternal) {
+						t.Errorf("%+v", end)
+					}
+				}
+				tt.fix(e)
+				third := submit()
+				drain(t, e)
+				if r := read(third); r.Finished == 0 {
+					t.Errorf("%+v", r)
+				}
+				if err := leftovers(e); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestOneStepLate: with overlap the first token is handed out while the second
+// is computed, and a request that has ended keeps its pages until the step
+// that was already on its way is done.
+func TestOneStepLate(t *testing.T) {
+	for _, noOverlap := range []bool{false, true} {
+		e := testEngine(t, Config{NoOverlap: noOverlap, NoRadix: true, PageSize: 16})
+		s, err := e.Submit(t.Context(), Request{ID: "a", Prompt: make([]int32, 40), MaxTokens: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for range 3 {
+			e.Step()
+			got = append(got, len(s.tokens))
+		}
+		want := []int{0, 1, 2}
+		if noOverlap {
+			want = []int{1, 2, 3}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("tokens after each step, no overlap %t: %s", noOverlap, diff)
+		}
+		e.post(func(r *rank) {
+			r.end(r.sequences()[0], Aborted, nil)
+			if got := e.sched.FreePages() < 256; got == noOverlap {
+				t.Errorf("the pages are in use after the abort: %t", got)
+			}
+		})
+		e.Step()
+		if n := e.sched.FreePages(); n != 256 {
+			t.Errorf("%d pages are free", n)
+		}
+		if r := read(s); r.Reason != Aborted || r.Finished != len(r.Tokens) {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// TestFirstTokenSwap: the fault needs overlap and two requests in a step.
+func TestFirstTokenSwap(t *testing.T) {
+	all := requests(80)[:12]
+	for _, noOverlap := range []bool{false, true} {
+		for _, together := range []bool{false, true} {
+			e := testEngine(t, Config{NoOverlap: noOverlap, Faults: faults(t, "first-token-swap")})
+			var streams []*Stream
+			for _, r := range all {
+				s, err := e.Submit(t.Context(), r)
 				if err != nil {
 					t.Fatal(err)
 				}
-				return s
-			}
-			first := submit()
-			e.Step()
-			tt.break_(e)
-			second := submit()
-			drain(t, e)
-			for _, s := range []*Stream{first, second} {
-				read(s)
-				if end := s.Ending(); end.Reason != Failed || !errors.Is(end.Err, ErrInternal) {
-					t.Errorf("%+v", end)
+				streams = append(streams, s)
+				if !together {
+					drain(t, e)
 				}
 			}
-			tt.fix(e)
-			third := submit()
 			drain(t, e)
-			if r := read(third); r.Finished == 0 {
-				t.Errorf("%+v", r)
+			wrong := 0
+			for i, s := range streams {
+				if !cmp.Equal(read(s), alone()[model.FP8][i]) {
+					wrong++
+				}
 			}
-			if err := leftovers(e); err != nil {
-				t.Error(err)
+			if (wrong > 0) != (together && !noOverlap) {
+				t.Errorf("no overlap %t, together %t: %d wrong replies", noOverlap, together, wrong)
 			}
-		})
+		}
 	}
+}
+
+func faults(tb testing.TB, specs ...string) *fault.Set {
+	tb.Helper()
+	s, err := fault.Parse(specs, 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
 }
 
 // TestShutDown: the requests that are left fail, and new ones are refused.

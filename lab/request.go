@@ -106,6 +106,8 @@ type sequence struct {
 	seed    uint64
 	text    text
 	stream  *Stream
+	made    int         // tokens of the reply that the client has been given
+	drawn   int         // which draw of the last step that it was in yields its next token
 	unwatch func() bool // stops waiting for the end of the client's context
 }
 
@@ -136,19 +138,19 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 		text:    text{tokenizer: e.config.Tokenizer, previous: r.Prompt[len(r.Prompt)-1], stop: r.Stop},
 		stream:  &Stream{tokens: make(chan Token, maxTokens)},
 	}
-	accepted := e.post(func() {
-		e.number++
-		s.ID = e.number
-		s.seed = e.config.Seed ^ e.number<<32
+	accepted := e.post(func(k *rank) {
+		k.number++
+		s.ID = k.number
+		s.seed = e.config.Seed ^ s.ID<<32
 		if r.Seed != nil {
 			s.seed = *r.Seed
 		}
-		e.live[&s.Request] = s
+		k.live[s.ID] = s
 		s.unwatch = context.AfterFunc(ctx, func() {
-			e.post(func() { e.end(s, Cancelled, context.Cause(ctx)) })
+			e.post(func(k *rank) { k.end(s, Cancelled, context.Cause(ctx)) })
 		})
-		if err := e.sched.Add(&s.Request); err != nil {
-			e.end(s, Failed, err)
+		if err := k.sched.Add(&s.Request); err != nil {
+			k.end(s, Failed, err)
 		}
 	})
 	if !accepted {
@@ -161,11 +163,11 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 // that were, when they have ended. Their replies have the reason Aborted.
 func (e *Engine) Abort(id string, all bool) int {
 	count := make(chan int, 1)
-	accepted := e.post(func() {
+	accepted := e.post(func(k *rank) {
 		n := 0
-		for _, s := range e.sequences() {
+		for _, s := range k.sequences() {
 			if all || s.request.ID == id {
-				e.end(s, Aborted, nil)
+				k.end(s, Aborted, nil)
 				n++
 			}
 		}
@@ -181,12 +183,13 @@ func (e *Engine) Abort(id string, all bool) int {
 // running, and says how many are.
 func (e *Engine) Flush() error {
 	result := make(chan error, 1)
-	accepted := e.post(func() {
+	accepted := e.post(func(k *rank) {
 		var err error
-		if n := len(e.live); n > 0 {
+		if n := len(k.live); n > 0 {
 			err = fmt.Errorf("the cache wasn't flushed: %d requests are running or waiting", n)
 		} else {
-			e.sched.Flush()
+			k.land() // it still uses pages
+			k.sched.Flush()
 		}
 		e.tell(func() { result <- err })
 	})
@@ -207,9 +210,4 @@ func (e *Engine) Generate(ctx context.Context, r Request) ([]Token, Ending, erro
 		tokens = append(tokens, token)
 	}
 	return tokens, stream.Ending(), nil
-}
-
-// sample chooses the next token.
-func (s *sequence) sample(logits []float32) int32 {
-	return sample(logits, s.request.Temperature, s.request.TopP, s.seed, uint64(len(s.Output)))
 }

@@ -71,11 +71,12 @@ func (e *Engine) count(step *sched.Step) {
 	} else {
 		e.stats.Decode.add(len(step.Items))
 	}
-	for _, item := range step.Items {
-		if item.Samples() {
-			e.stats.GeneratedTokens++
-		}
-	}
+}
+
+func (e *Engine) countToken() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stats.GeneratedTokens++
 }
 
 func (e *Engine) countEnd(reason Reason) {

@@ -1,0 +1,294 @@
+package lab
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"runtime/debug"
+	"slices"
+
+	"github.com/culprit-project/culprit/lab/fault"
+	"github.com/culprit-project/culprit/lab/model"
+	"github.com/culprit-project/culprit/lab/sched"
+)
+
+// rank is a model with its memory and the state of all requests.
+type rank struct {
+	engine  *Engine
+	config  Config
+	sched   *sched.Scheduler
+	cache   *model.Cache
+	scratch *model.Scratch
+	live    map[uint64]*sequence // by number
+	number  uint64               // of requests so far
+	flights [3]flight            // one being made, one computed, and the one before, which feeds it
+	turn    int
+	flying  *flight   // launched and not committed
+	env     fault.Env // what doesn't change
+}
+
+func newRank(c Config, e *Engine) *rank {
+	pages := c.MaxTokens/c.PageSize + 1 // the reserved one
+	r := &rank{
+		engine: e,
+		config: c,
+		sched: sched.New(sched.Config{
+			Pages: pages, PageSize: c.PageSize, MaxRunning: c.MaxRunning, ChunkTokens: c.ChunkTokens,
+			NoRadix: c.NoRadix, RetractEvery: c.RetractEvery,
+		}),
+		cache:   &model.Cache{PageSize: c.PageSize, IndexDType: c.IndexDType},
+		scratch: c.Model.NewScratch(max(c.ChunkTokens, c.MaxRunning)),
+		live:    map[uint64]*sequence{},
+		env:     fault.Env{Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize},
+	}
+	r.scratch.Workers = c.Workers
+	for l := range model.Layers {
+		r.cache.Latent[l] = make([]float32, pages*c.PageSize*model.RowDim)
+		r.cache.Index[l] = make([]byte, pages*c.IndexDType.PageBytes(c.PageSize))
+	}
+	return r
+}
+
+// flight is a step on its way: what the forward pass takes, and what it gives.
+type flight struct {
+	step  *sched.Step
+	batch model.Batch
+	draws []draw // for each item that yields a token
+	feeds []feed
+	done  chan struct{} // closed when what follows is there
+
+	tokens []Token // for each draw, without text
+	err    error   // says that the step's requests can't go on
+}
+
+// draw is a token to be chosen: a sequence's, so many after its first.
+type draw struct {
+	*sequence
+	position uint64
+}
+
+// feed is a row whose token is one that the step before yields: nobody but
+// the forward pass has seen it yet.
+type feed struct{ row, draw int }
+
+// step does what the inbox says and then one step; false when there is nothing
+// to do. In the overlap loop it launches a step, and commits the one before
+// while the new one is computed. So tokens are handed out, and ends noticed,
+// one step late.
+func (r *rank) step(inbox []func(*rank)) bool {
+	for _, f := range inbox {
+		f(r)
+	}
+	step, before := r.sched.Schedule(), r.flying
+	if step == nil {
+		r.land()
+		return before != nil
+	}
+	r.flying = r.launch(step, before)
+	if before != nil {
+		r.commit(before)
+	}
+	if r.config.NoOverlap {
+		r.land()
+	}
+	return true
+}
+
+// land commits what is in flight.
+func (r *rank) land() {
+	if f := r.flying; f != nil {
+		r.flying = nil
+		r.commit(f)
+	}
+}
+
+// launch starts a step's forward pass, which goes on by itself behind the one
+// of the step before. It has its own copy of all that it needs.
+func (r *rank) launch(step *sched.Step, before *flight) *flight {
+	f := &r.flights[r.turn]
+	r.turn = (r.turn + 1) % len(r.flights)
+	b := &f.batch
+	b.Rows, b.Tables, b.Logits = b.Rows[:0], b.Tables[:0], b.Logits[:0]
+	f.step, f.draws, f.feeds, f.tokens, f.err = step, f.draws[:0], f.feeds[:0], f.tokens[:0], nil
+	f.done = make(chan struct{})
+	size := r.config.PageSize
+	for i, item := range step.Items {
+		q, table := item.Request, item.Request.Table()
+		s := r.live[q.ID]
+		b.Tables = append(b.Tables, table)
+		for p := item.From; p < item.To; p++ {
+			token := q.Token(p)
+			if token == sched.Pending {
+				f.feeds = append(f.feeds, feed{len(b.Rows), s.drawn})
+				token = 0
+			}
+			b.Rows = append(b.Rows, model.Row{
+				Token: token, Prev1: q.Token(p - 1), Prev2: q.Token(p - 2),
+				Position: int32(p),
+				Slot:     table[p/size]*int32(size) + int32(p%size),
+				Table:    int32(i),
+			})
+		}
+		if item.Samples() {
+			b.Logits = append(b.Logits, int32(len(b.Rows)-1))
+			s.drawn = len(f.draws)
+			f.draws = append(f.draws, draw{s, uint64(len(s.Output))})
+		}
+	}
+	r.sched.Launch(step)
+	compute := func() {
+		defer close(f.done)
+		r.forward(f, before)
+	}
+	if r.config.NoOverlap {
+		compute()
+	} else {
+		go compute()
+	}
+	return f
+}
+
+// forward computes a step: its cache entries, and a token for each draw.
+func (r *rank) forward(f, before *flight) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.config.Logger.Error("the forward pass panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			f.err = fmt.Errorf("the forward pass panicked: %v", p)
+		}
+	}()
+	if before != nil {
+		<-before.done
+		if before.err != nil {
+			f.err = fmt.Errorf("the step before: %w", before.err)
+			return
+		}
+	}
+	for _, x := range f.feeds {
+		f.batch.Rows[x.row].Token = before.tokens[x.draw].ID
+	}
+	logits, err := r.config.Model.Forward(&f.batch, r.cache, r.scratch)
+	if err != nil {
+		f.err = err
+		return
+	}
+	for i, d := range f.draws {
+		row := logits[i*r.config.Model.Vocab : (i+1)*r.config.Model.Vocab]
+		t := Token{ID: sample(row, d.request.Temperature, d.request.TopP, d.seed, d.position)}
+		if d.request.Logprobs {
+			t.Logprob, t.Top = logprobs(row, t.ID, d.request.TopLogprobs)
+		}
+		f.tokens = append(f.tokens, t)
+	}
+}
+
+// commit takes a step's results: it tells the scheduler, and gives the tokens
+// to those who wait for them.
+func (r *rank) commit(f *flight) {
+	<-f.done
+	if f.err != nil {
+		r.config.Logger.Error("a step failed", slog.Any("error", f.err), slog.Int("requests", len(f.step.Items)))
+		r.sched.Fail(f.step)
+		for _, item := range f.step.Items {
+			r.end(r.live[item.Request.ID], Failed, fmt.Errorf("%w: %w", ErrInternal, f.err))
+		}
+		return
+	}
+	tokens := f.tokens
+	if f.step.Prefill && len(tokens) > 1 && !r.config.NoOverlap && r.strikes(fault.FirstTokenSwap, len(f.step.Items)) {
+		tokens = slices.Clone(tokens) // the next step reads the other
+		tokens[0], tokens[1] = tokens[1], tokens[0]
+	}
+	sampled := make([]int32, len(tokens))
+	for i, t := range tokens {
+		sampled[i] = t.ID
+	}
+	r.sched.Done(f.step, sampled)
+	r.engine.count(f.step)
+	for i, d := range f.draws {
+		if r.live[d.ID] != nil { // it may have ended since
+			r.deliver(d.sequence, tokens[i])
+		}
+	}
+}
+
+// strikes asks for a fault at a step of so many requests.
+func (r *rank) strikes(f fault.Fault, batch int) bool {
+	if !r.config.Faults.Has(f) {
+		return false
+	}
+	env := r.env
+	env.Batch = batch
+	return r.config.Faults.On(f, &env)
+}
+
+// deliver gives a sequence its next token, and ends it if that was the last.
+func (r *rank) deliver(s *sequence, token Token) {
+	s.made++
+	reason := Reason("")
+	if token.ID == model.End {
+		token.Text, reason = s.text.flush(), Stop
+	} else {
+		var stopped bool
+		token.Text, stopped = s.text.push(token.ID)
+		switch {
+		case stopped:
+			reason = Stop
+		case s.made == s.MaxTokens:
+			token.Text += s.text.flush()
+			reason = Length
+		}
+	}
+	r.engine.countToken()
+	s.stream.tokens <- token // has room for MaxTokens
+	if reason != "" {
+		r.end(s, reason, nil)
+	}
+}
+
+// end frees what a sequence has and closes its stream. Nil is one that ended
+// before.
+func (r *rank) end(s *sequence, reason Reason, err error) {
+	if s == nil || r.live[s.ID] == nil {
+		return
+	}
+	delete(r.live, s.ID)
+	r.sched.Remove(&s.Request)
+	s.unwatch()
+	r.engine.countEnd(reason)
+	s.stream.ending = Ending{
+		Reason: reason, Err: err, Text: s.text.flush(), Retractions: s.Retractions,
+		Usage: Usage{Prompt: len(s.Prompt), Completion: s.made, Device: max(0, s.CachedTokens)},
+	}
+	r.engine.tell(func() { close(s.stream.tokens) })
+}
+
+// shutDown does what the inbox says and fails what is left.
+func (r *rank) shutDown(inbox []func(*rank)) {
+	for _, f := range inbox {
+		f(r)
+	}
+	r.land()
+	for _, s := range r.sequences() {
+		r.end(s, Failed, ErrShutDown)
+	}
+}
+
+// sequences lists what is live, by arrival: a run must not depend on a map's
+// order.
+func (r *rank) sequences() []*sequence {
+	return slices.SortedFunc(maps.Values(r.live), func(a, b *sequence) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// Check says what is wrong with the engine's books.
+func (r *rank) Check() error {
+	if n := r.sched.Waiting() + r.sched.Running(); n != len(r.live) {
+		return fmt.Errorf("the scheduler has %d requests and the engine %d", n, len(r.live))
+	}
+	for _, s := range r.live {
+		if got := len(s.stream.tokens); got > len(s.Output) {
+			return fmt.Errorf("request %d has %d tokens to be read and made %d", s.ID, got, len(s.Output))
+		}
+	}
+	return r.sched.Check()
+}
