@@ -27,7 +27,7 @@ var (
 	}
 	planned = []string{
 		"ledger", "probe", "internal/mcp",
-		"lab/disagg", "lab/host",
+		"lab/disagg",
 	}
 )
 
