@@ -292,28 +292,30 @@ func TestPartOfAHostPage(t *testing.T) {
 	}
 }
 
-// TestWhatStandsUnderALoadStays: a part of a host-only page is being loaded, so
-// the page before it can't go, though nobody uses it any more.
+// TestWhatStandsUnderALoadStays: a part of a host page is being loaded, so the
+// page before it can't go, though nobody uses it any more.
 func TestWhatStandsUnderALoadStays(t *testing.T) {
-	pages := NewPages(6)
-	tree, table := hostTree(pages, NewPages(4), false)
-	tree.Parts = true
-	pages.Release(table...)
-	tree.Evict(1) // the second page: its host page stands on the first
-	p := tree.Match([]int32{1, 2, 3, 9})
-	fresh := pages.Alloc(1)
-	loads := tree.Load(p, fresh)
-	pages.Release(fresh...)
-	pages.Release(p.Device...)
-	if n, freed := tree.Evictable(), tree.Evict(1); n != 0 || freed != 0 {
-		t.Errorf("%d pages evictable, %d evicted, want 0", n, freed)
-	}
-	if err := tree.Check(); err != nil {
-		t.Error(err)
-	}
-	tree.Loaded(loads)
-	if n, freed := tree.Evictable(), tree.Evict(1); n != 1 || freed != 1 {
-		t.Errorf("%d pages evictable, %d evicted, want 1", n, freed)
+	for _, onDevice := range []int{0, 1} { // of what is loaded: its own page may go
+		pages := NewPages(6)
+		tree, table := hostTree(pages, NewPages(4), false)
+		tree.Parts = true
+		pages.Release(table...)
+		tree.Evict(1 - onDevice) // the second page: its host page stands on the first
+		p := tree.Match([]int32{1, 2, 3, 9})
+		fresh := pages.Alloc(1)
+		loads := tree.Load(p, fresh)
+		pages.Release(fresh...)
+		pages.Release(p.Device...)
+		if n, freed := tree.Evictable(), tree.Evict(2); n != onDevice || freed != onDevice {
+			t.Errorf("%d pages evictable, %d evicted, want %d", n, freed, onDevice)
+		}
+		if err := tree.Check(); err != nil {
+			t.Error(err)
+		}
+		tree.Loaded(loads)
+		if n, freed := tree.Evictable(), tree.Evict(2); n != 1 || freed != 1 {
+			t.Errorf("%d pages evictable, %d evicted, want 1", n, freed)
+		}
 	}
 }
 

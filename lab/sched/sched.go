@@ -77,8 +77,8 @@ func (r *Request) tokens(n int) []int32 {
 // all prefill or all decode, as on the servers that this one is modelled on:
 // only decode steps can be captured.
 //
-// Backups are done first, in their order; Loads are done when a layer's
-// entries are first read. Loaded says that they are.
+// Backups are done first, in their order, and then Loads, each layer at the
+// latest when its entries are first read. That holds for a step that fails too.
 type Step struct {
 	Prefill        bool
 	Items          []Item
@@ -212,10 +212,6 @@ func (s *Scheduler) Schedule() *Step {
 	s.loads = nil
 	return step
 }
-
-// Loaded says that a step's loads are done. It comes before Done, and before
-// any of the step's requests is removed.
-func (s *Scheduler) Loaded(step *Step) { s.tree.Loaded(step.Loads) }
 
 // prefill fills a step with parts of prompts: of running requests that were
 // cut by an earlier step's limit, then of waiting ones in their order.
@@ -398,6 +394,7 @@ func (s *Scheduler) Done(step *Step, sampled []int32) {
 	if !step.launched {
 		s.Launch(step)
 	}
+	s.tree.Loaded(step.Loads)
 	for _, item := range step.Items {
 		if item.samples {
 			item.Request.Output[item.output] = sampled[0]
@@ -413,6 +410,7 @@ func (s *Scheduler) Done(step *Step, sampled []int32) {
 // Fail says that a launched step's cache entries can't be trusted and that
 // there are no tokens. Its requests can only be removed.
 func (s *Scheduler) Fail(step *Step) {
+	s.tree.Loaded(step.Loads)
 	for _, item := range step.Items {
 		item.Request.computed = min(item.Request.computed, item.From)
 	}

@@ -32,7 +32,6 @@ func (m memory) move(s *Scheduler, step *Step) {
 	for _, c := range step.Loads {
 		copyPage(m.device, m.host, c.Device, c.Host, c.Tokens)
 	}
-	s.Loaded(step)
 }
 
 func hash(r *Request, position int) uint64 {
@@ -269,7 +268,6 @@ func TestPressure(t *testing.T) {
 							parts++
 						}
 					}
-					s.Loaded(next)
 					var sampled []int32
 					for _, item := range next.Items {
 						if item.Samples() {
