@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit lint fmt fuzz bench clean test-openai-python
+.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -11,6 +11,9 @@ test: lint unit ## what CI runs
 
 unit:
 	go test -race -shuffle=on ./...
+
+test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-server)
+	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target
 
 lint: $(LINTER)
 	go vet ./...

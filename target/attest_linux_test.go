@@ -72,10 +72,10 @@ func testHost(t *testing.T, h Host) {
 func TestLocalHost(t *testing.T) { testHost(t, Local{}) }
 
 // testAttest launches a server and attests it.
-func testAttest(t *testing.T, tree func(s *Launched) Tree) {
+func testAttest(t *testing.T, l *Launcher, host string) {
 	address, dir := freeAddress(t), t.TempDir()
-	s, err := launcher().Launch(t.Context(), []Process{{
-		Name: "decode", Command: []string{os.Args[0], "server", address, filepath.Join(dir, "pid")}, Dir: dir,
+	s, err := l.Launch(t.Context(), []Process{{
+		Name: "decode", Command: []string{os.Args[0], "server", address, filepath.Join(dir, "pid")}, Dir: dir, Host: host,
 		Env: map[string]string{"SGLANG_X": "bf16", "HF_TOKEN": "verysecret1"},
 	}}, Ready{URL: "http://" + address, Timeout: 20 * time.Second}, dir)
 	if err != nil {
@@ -88,7 +88,7 @@ func testAttest(t *testing.T, tree func(s *Launched) Tree) {
 	}
 	options := AttestOptions{
 		Server: serve(t, "", map[string]string{"GET /v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`, "GET /server_info": `{"b":1.0,"api_key":"verysecret2","a":"x"}`}),
-		Trees:  []Tree{tree(s)}, Files: []string{"patch.py", "/nowhere"},
+		Trees:  trees(t, s), Files: []string{"patch.py", "/nowhere"},
 	}
 	a, err := Attest(t.Context(), options)
 	if err != nil {
@@ -123,7 +123,7 @@ func testAttest(t *testing.T, tree func(s *Launched) Tree) {
 	if got := string(a.Endpoints[0].Body); a.Endpoints[0].Path != "/server_info" || got != `{"a":"x","api_key":"[redacted]","b":1.0}` {
 		t.Errorf("endpoint is %+v: %s", a.Endpoints[0], got)
 	}
-	again, err := Attest(t.Context(), AttestOptions{Server: options.Server, Trees: []Tree{tree(s)}, Files: options.Files, Known: a})
+	again, err := Attest(t.Context(), AttestOptions{Server: options.Server, Trees: trees(t, s), Files: options.Files, Known: a})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,6 +135,15 @@ func testAttest(t *testing.T, tree func(s *Launched) Tree) {
 	}
 }
 
+func trees(t *testing.T, s *Launched) []Tree {
+	t.Helper()
+	trees, err := s.Trees(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trees
+}
+
 func mustReadlink(t *testing.T, path string) string {
 	t.Helper()
 	to, err := os.Readlink(path)
@@ -144,9 +153,7 @@ func mustReadlink(t *testing.T, path string) string {
 	return to
 }
 
-func TestAttest(t *testing.T) {
-	testAttest(t, func(s *Launched) Tree { return Tree{Name: "decode", PIDs: s.PIDs()["decode"]} })
-}
+func TestAttest(t *testing.T) { testAttest(t, launcher(), "") }
 
 func TestAttestNothing(t *testing.T) {
 	_, err := Attest(t.Context(), AttestOptions{Server: &Server{BaseURL: "http://127.0.0.1:1", Client: http.DefaultClient}, Trees: []Tree{{Name: "x", PIDs: []int{1 << 30}}}})

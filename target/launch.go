@@ -2,6 +2,7 @@ package target
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,8 +26,11 @@ import (
 type Process struct {
 	Name    string
 	Command []string
-	Env     map[string]string // beside our own environment
-	Dir     string            // empty is ours
+	Env     map[string]string // beside our own environment, or that of a login on Host
+	Unset   []string          // variables to be taken out of that environment
+	Dir     string            // empty is ours, or a login's
+	Host    string            // reached by ssh; empty is this machine
+	URL     string            // its own, where it answers beside the server's; empty for none
 }
 
 // Ready says when a launched server can be used.
@@ -41,12 +46,33 @@ const (
 	DefaultGrace        = 15 * time.Second
 )
 
-// Launcher starts servers on this machine.
+// Detached is the command of a process that isn't ours to hold: start ends when
+// the server has been started (docker run -d, kubectl apply, sbatch, a script),
+// and stop ends it. follow, if there is one, runs as long as the server does
+// (docker logs -f): its output is the log. stop must end within the launcher's
+// Grace.
+func Detached(start, stop, follow []string) []string {
+	if len(follow) == 0 {
+		follow = []string{"sh", "-c", "while :; do sleep 60; done"}
+	}
+	end := ":"
+	if len(stop) > 0 {
+		end = quoteAll(stop)
+	}
+	script := "end() {\n" + end + "\n}\n" +
+		"trap 'trap \"\" TERM; end; exit' TERM\n" +
+		quoteAll(start) + " || { code=$?; echo \"the start command failed with exit code $code\" >&2; end; exit $code; }\n" +
+		quoteAll(follow) + " & wait $! 2>/dev/null\ncode=$?\ntrap '' TERM\nend\nexit $code\n"
+	return []string{"sh", "-c", script}
+}
+
+// Launcher starts servers, on this machine and on others.
 type Launcher struct {
 	// Supervisor is the command that runs Supervise on the arguments that
 	// follow it, with its standard input as the hold.
 	Supervisor []string
 	Grace      time.Duration // between asking a server to end and killing it; Supervise is told the same
+	SSH        []string      // the command that reaches a Process's Host; empty is DefaultSSH
 }
 
 // Launched is a server that was started. Stop must be called.
@@ -56,10 +82,12 @@ type Launched struct {
 	ended     chan struct{} // closed when the first process has ended
 	once      sync.Once
 	grace     time.Duration
+	hosts     map[string]*SSH
 }
 
 type running struct {
 	Process
+	remote
 	cmd  *exec.Cmd
 	hold io.WriteCloser
 	log  string
@@ -102,12 +130,12 @@ func (l *Launcher) Launch(ctx context.Context, processes []Process, ready Ready,
 	if err := os.MkdirAll(logDir, 0o755); err != nil {
 		return nil, fmt.Errorf("launch: %w", err)
 	}
-	s := &Launched{LogDir: logDir, ended: make(chan struct{}), grace: l.Grace}
-	if s.grace == 0 {
-		s.grace = DefaultGrace
-	}
+	s := &Launched{LogDir: logDir, ended: make(chan struct{}), grace: cmp.Or(l.Grace, DefaultGrace), hosts: map[string]*SSH{}}
 	for _, p := range processes {
-		r, err := l.start(p, logDir)
+		if p.Host != "" && s.hosts[p.Host] == nil {
+			s.hosts[p.Host] = &SSH{Command: l.SSH, Host: p.Host}
+		}
+		r, err := s.start(l, p)
 		if err != nil {
 			return nil, errors.Join(err, s.Stop())
 		}
@@ -137,22 +165,26 @@ func nobodyThere(ctx context.Context, address string) error {
 	return fmt.Errorf("launch: something listens at %s already; stop it, or choose another port", u.Host)
 }
 
-func (l *Launcher) start(p Process, logDir string) (*running, error) {
+func (s *Launched) start(l *Launcher, p Process) (*running, error) {
 	if len(p.Command) == 0 {
 		return nil, fmt.Errorf("launch %s: no command", p.Name)
 	}
-	r := &running{Process: p, log: filepath.Join(logDir, p.Name+".log"), done: make(chan struct{})}
+	r := &running{Process: p, log: filepath.Join(s.LogDir, p.Name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("launch %s: %w", p.Name, err)
 	}
 	defer log.Close() // the child has its own
 	args := slices.Concat(l.Supervisor, p.Command)
+	if p.Host != "" {
+		r.remote = supervised(p, s.grace)
+		args = s.hosts[p.Host].command(r.bootstrap())
+	}
 	r.cmd = exec.Command(args[0], args[1:]...) //nolint:noctx // Stop ends it, gently; a context would kill the supervisor
-	r.cmd.Dir, r.cmd.Stdout, r.cmd.Stderr = p.Dir, log, log
-	r.cmd.Env = r.cmd.Environ()
-	for name, value := range p.Env {
-		r.cmd.Env = append(r.cmd.Env, name+"="+value)
+	r.cmd.Stdout, r.cmd.Stderr = log, log
+	if p.Host == "" {
+		r.cmd.Dir = p.Dir
+		r.cmd.Env = p.environ(r.cmd.Environ())
 	}
 	if r.hold, err = r.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("launch %s: %w", p.Name, err)
@@ -164,7 +196,27 @@ func (l *Launcher) start(p Process, logDir string) (*running, error) {
 		r.err = r.cmd.Wait()
 		close(r.done)
 	}()
+	if p.Host != "" {
+		if _, err := io.WriteString(r.hold, r.script); err != nil {
+			r.hold.Close()
+			<-r.done
+			return nil, r.failed("ssh " + p.Host + " ended before it could be told what to start")
+		}
+		go beat(r.hold, r.done)
+	}
 	return r, nil
+}
+
+// environ is a process's environment, from the one around it.
+func (p *Process) environ(around []string) []string {
+	env := slices.DeleteFunc(around, func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return slices.Contains(p.Unset, name)
+	})
+	for name, value := range p.Env {
+		env = append(env, name+"="+value)
+	}
+	return env
 }
 
 // await waits until the server is ready, a process has ended, or it takes too
@@ -264,14 +316,33 @@ func tail(path string) string {
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
 }
 
-// PIDs are the living processes of the server, those that its processes
-// started among them, by process name.
-func (s *Launched) PIDs() map[string][]int {
-	pids := map[string][]int{}
+// Trees are the living processes of the server, with what they started.
+func (s *Launched) Trees(ctx context.Context) ([]Tree, error) {
+	var trees []Tree
 	for _, r := range s.processes {
-		pids[r.Name] = Descendants(r.cmd.Process.Pid)
+		t := Tree{Name: r.Name, HostName: r.Host, URL: r.URL}
+		if r.Host == "" {
+			t.PIDs = Descendants(r.cmd.Process.Pid)
+			trees = append(trees, t)
+			continue
+		}
+		h := s.hosts[r.Host]
+		b, err := h.ReadFile(ctx, r.dir+"/pid")
+		if err != nil {
+			return nil, fmt.Errorf("processes of %s: %w", r.Name, err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		if err != nil {
+			return nil, fmt.Errorf("processes of %s: %w", r.Name, err)
+		}
+		below, err := DescendantsOn(ctx, h, pid)
+		if err != nil {
+			return nil, fmt.Errorf("processes of %s: %w", r.Name, err)
+		}
+		t.Host, t.PIDs = h, append([]int{pid}, below...)
+		trees = append(trees, t)
 	}
-	return pids
+	return trees, nil
 }
 
 // Stop ends the server: the last process first, each asked and then killed.
@@ -287,6 +358,9 @@ func (s *Launched) Stop() error {
 		case <-time.After(s.grace + 10*time.Second):
 			errs = append(errs, fmt.Errorf("stop %s: the supervisor, process %d, doesn't end", r.Name, r.cmd.Process.Pid))
 		}
+	}
+	for _, h := range s.hosts {
+		h.Close()
 	}
 	return errors.Join(errs...)
 }

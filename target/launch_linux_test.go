@@ -82,6 +82,16 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// localPIDs are the living processes of a server of one process.
+func localPIDs(t *testing.T, s *Launched) []int {
+	t.Helper()
+	trees, err := s.Trees(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trees[0].PIDs
+}
+
 // gone waits until a process has ended.
 func gone(pid int) bool {
 	for range 500 {
@@ -107,23 +117,27 @@ func readPID(t *testing.T, path string) int {
 	return 0
 }
 
-func TestLaunchAndStop(t *testing.T) {
+func TestLaunchAndStop(t *testing.T) { testLaunchAndStop(t, launcher(), "") }
+
+func testLaunchAndStop(t *testing.T, l *Launcher, host string) {
 	address, dir := freeAddress(t), t.TempDir()
 	pidFile := filepath.Join(dir, "daemon.pid")
-	s, err := launcher().Launch(t.Context(), []Process{{
-		Name: "decode", Command: []string{os.Args[0], "server", address, pidFile}, Env: map[string]string{"SGLANG_X": "bf16"},
+	t.Setenv("CULPRIT_TEST_UNSET", "1")
+	s, err := l.Launch(t.Context(), []Process{{
+		Name: "decode", Command: []string{os.Args[0], "server", address, pidFile}, Host: host,
+		Env: map[string]string{"SGLANG_X": "bf16 it's"}, Unset: []string{"CULPRIT_TEST_UNSET"},
 	}}, Ready{URL: "http://" + address, Log: regexp.MustCompile("server is up"), Timeout: 20 * time.Second}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	daemon := readPID(t, pidFile)
-	pids := s.PIDs()["decode"]
+	pids := localPIDs(t, s)
 	if len(pids) < 2 {
 		t.Errorf("processes %v, want the server and its daemon", pids)
 	}
 	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pids[0]))
-	if err != nil || !strings.Contains(string(environment), "SGLANG_X=bf16") {
-		t.Errorf("environment %q, %v: SGLANG_X isn't in it", environment, err)
+	if err != nil || !strings.Contains(string(environment), "SGLANG_X=bf16 it's\x00") || strings.Contains(string(environment), "CULPRIT_TEST_UNSET") {
+		t.Errorf("environment %q, %v: SGLANG_X isn't in it, or what isn't to be there is", environment, err)
 	}
 	if err := s.Stop(); err != nil {
 		t.Fatal(err)
@@ -169,33 +183,105 @@ func TestNoOrphans(t *testing.T) {
 	}
 }
 
-func TestLaunchFails(t *testing.T) {
+// A server that ends when it is asked to has the time for it.
+func TestStopIsGentle(t *testing.T) { testStopIsGentle(t, launcher(), "") }
+
+func testStopIsGentle(t *testing.T, l *Launcher, host string) {
+	dir := t.TempDir()
+	patient := *l
+	patient.Grace = 20 * time.Second
+	s, err := patient.Launch(t.Context(), []Process{{
+		Name: "decode", Command: []string{"sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"}, Host: host,
+	}}, Ready{Log: regexp.MustCompile("(?m)^up"), Timeout: 20 * time.Second}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "decode.log")); err != nil || !strings.HasSuffix(string(b), "bye\n") {
+		t.Errorf("log %q, %v", b, err)
+	}
+}
+
+// What start started is followed, and ended by stop whatever becomes of us.
+func TestDetached(t *testing.T) {
+	tests := []struct {
+		name                string
+		start, stop, follow string
+		ready               string
+		log                 string
+		err                 string
+	}{
+		{"to its end", "echo 'it''s up'", "echo down", "", "up", "its up\ndown\n", ""},
+		{"with its log", "true", "echo down", "echo 1; sleep 60", "1", "1\ndown\n", ""},
+		{"it can't be started", "echo no; exit 4", "echo clean", "", "never", "no\nthe start command failed with exit code 4\nclean\n", "exit status 4"},
+		{"it ends by itself", "true", "echo clean", "echo gone; exit 5", "never", "gone\nclean\n", "exit status 5"},
+		{"it has no stop", "echo up", "", "", "up", "up\n", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			shell := func(text string) []string {
+				if text == "" {
+					return nil
+				}
+				return []string{"sh", "-c", text}
+			}
+			dir := t.TempDir()
+			l := launcher()
+			s, err := l.Launch(t.Context(), []Process{{Name: "x", Command: Detached(shell(tt.start), shell(tt.stop), shell(tt.follow))}},
+				Ready{Log: regexp.MustCompile(tt.ready), Timeout: 20 * time.Second}, dir)
+			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Fatalf("error %v, want %q", err, tt.err)
+			}
+			if err == nil {
+				if err := s.Stop(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if b, err := os.ReadFile(filepath.Join(dir, "x.log")); err != nil || string(b) != tt.log {
+				t.Errorf("log %q, %v, want %q", b, err, tt.log)
+			}
+		})
+	}
+}
+
+func TestLaunchFails(t *testing.T) { testLaunchFails(t, launcher(), "") }
+
+func testLaunchFails(t *testing.T, l *Launcher, host string) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
+	wait := 400 * time.Millisecond
+	if host != "" {
+		wait = 3 * time.Second // it takes a connection
+	}
 	tests := []struct {
 		name    string
 		command []string
 		ready   Ready
 		want    []string
 	}{
-		{"no such program", []string{"no-such-server"}, Ready{}, []string{"launch decode", "127", `"no-such-server": executable file not found`}},
+		{"no such program", []string{"no-such-server"}, Ready{}, []string{"launch decode", "127", "no-such-server"}},
 		{"dies while starting", []string{"sh", "-c", "echo CUDA out of memory; exit 3"}, Ready{}, []string{"exit status 3", "CUDA out of memory"}},
-		{"never ready", []string{"sh", "-c", "echo loading; sleep 60"}, Ready{Timeout: 400 * time.Millisecond}, []string{"not ready after 400ms", "loading"}},
+		{"never ready", []string{"sh", "-c", "echo loading; sleep 60"}, Ready{Timeout: wait}, []string{"not ready after " + wait.String(), "loading"}},
 		{"port taken", []string{"true"}, Ready{URL: "http://" + taken.Addr().String()}, []string{"something listens at", "choose another port"}},
 		{"says nothing", []string{"false"}, Ready{}, []string{"exit status 1", "is empty"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			if host != "" && tt.name == "says nothing" {
+				t.Skip("what a login prints is in the log")
+			}
 			if tt.ready.URL == "" {
 				tt.ready.URL = "http://" + freeAddress(t)
 			}
 			if tt.ready.Timeout == 0 {
 				tt.ready.Timeout = 20 * time.Second
 			}
-			_, err := launcher().Launch(t.Context(), []Process{{Name: "decode", Command: tt.command}}, tt.ready, t.TempDir())
+			_, err := l.Launch(t.Context(), []Process{{Name: "decode", Command: tt.command, Host: host}}, tt.ready, t.TempDir())
 			if err == nil {
 				t.Fatal("no error")
 			}

@@ -133,14 +133,14 @@ func redactArgs(args []string) []string {
 		name, value, joined := strings.Cut(arg, "=")
 		flag := strings.HasPrefix(arg, "-") && len(arg) > 1
 		switch {
+		case secret && !flag && !plainValue.MatchString(arg):
+			out[i] = Redacted
 		case flag && joined, !flag && joined && !strings.ContainsAny(name, " {:/"):
 			out[i] = name + "=" + redactText(name, value)
 			secret = false
 		case flag:
 			out[i] = Redact(arg)
 			secret = secretName(arg)
-		case secret && !plainValue.MatchString(arg):
-			out[i] = Redacted
 		default:
 			out[i] = redactText("", arg)
 		}

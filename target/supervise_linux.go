@@ -30,7 +30,10 @@ func Supervise(command []string, hold io.Reader, grace time.Duration) (code int,
 	}
 	// Signals to our process group (an interrupt at the terminal) are for the
 	// one who holds us to answer.
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	// They are caught, not ignored: what is ignored, the server would inherit.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	cmd := exec.Command(command[0], command[1:]...) //nolint:noctx // hold ends it
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr   //nolint:forbidigo // they are the log file that the launcher opened
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
