@@ -34,6 +34,9 @@ func (j *judgement) assumptions(truncated bool) []Assumption {
 	if a, ok := j.controlAlone(); ok {
 		out = append(out, a)
 	}
+	if a, ok := j.controlCold(); ok {
+		out = append(out, a)
+	}
 	if a, ok := j.cacheHit(); ok {
 		out = append(out, a)
 	}
@@ -288,6 +291,25 @@ func (j *judgement) controlAlone() (Assumption, bool) {
 		Found: fmt.Sprintf("%d ops, at most %d in flight", ops, most),
 		Hint:  "run the control at concurrency 1",
 	}, ops > 0
+}
+
+// controlCold says that the control arm met no cache of an earlier run, where
+// the server reports it. Its first request shows that: nothing of this run was
+// sent before it, and a run with another key shares only the workload's own texts.
+func (j *judgement) controlCold() (Assumption, bool) {
+	for i := range j.rec.rows {
+		w := &j.rec.rows[i]
+		if w.phase != history.Control {
+			continue
+		}
+		return Assumption{
+			Name: "the control arm ran cold", Otherwise: Inconclusive,
+			Holds: w.cachedTokens == 0 || w.promptTokens-w.cachedTokens > coldTokens,
+			Found: fmt.Sprintf("%d of the %d tokens of its first prompt were cached (op %d)", w.cachedTokens, w.promptTokens, w.id),
+			Hint:  "the server was sent the same before: start it afresh, or give another --seed",
+		}, w.cachedTokens >= 0 && w.promptTokens > 0
+	}
+	return Assumption{}, false
 }
 
 // legs counts ops that were sent to be served from a cache.

@@ -141,6 +141,11 @@ const (
 	// standstill of the client for so long (a suspended machine, a stopped
 	// process) can't be told from a server that stalls.
 	standstill = 5 * time.Second
+	// coldTokens is how many tokens of a prompt aren't cached, at least, when
+	// it wasn't sent before: its canary and its question are more. Of one that
+	// was, what is less than a page isn't cached either, at most 16 tokens in
+	// most servers.
+	coldTokens = 16
 	// reachedLoad is the share of the planned concurrency that counts as
 	// reached, and reachedTime the share of the time in which it has to be.
 	reachedLoad = 0.90

@@ -253,6 +253,8 @@ func TestVerdict(t *testing.T) {
 			}
 		}}, Clean, "no sign of corruption"},
 		{"a control arm that wasn't alone", play{main: nothing, control: nothing, op: func(op *history.Op) { op.InFlight = 80 }}, Inconclusive, "the control arm ran alone"},
+		{"a control arm that met an earlier run's cache", play{main: nothing, control: nothing, op: usage(259, 253)}, Inconclusive, "253 of the 259 tokens of its first prompt were cached (op 1)"},
+		{"a control arm that met another run's texts", play{main: nothing, control: nothing, op: usage(259, 200)}, Clean, "no more corruption"},
 		{"every request was cancelled", play{main: nothing, oracles: []Oracle{told()}}, NotExercised, "0 of 320 ops had a reply"},
 		{"nothing was sent", play{main: nothing, op: func(op *history.Op) { op.Phase = history.Sentinel }}, NotExercised, "no op of the main phase was sent"},
 	}
@@ -272,6 +274,13 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("verdict.json: %v", err)
 			}
 		})
+	}
+}
+
+// usage gives ops a reply that says what was cached.
+func usage(prompt, cached int) func(*history.Op) {
+	return func(op *history.Op) {
+		op.Chunks = []history.Chunk{{Data: fmt.Appendf(nil, `{"choices":[],"usage":{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}}`, prompt, cached)}}
 	}
 }
 
