@@ -37,7 +37,7 @@ type labServe struct {
 	ChunkedPrefillSize int     `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
 	DisableRadixCache  bool    `help:"Don't share the pages of common prefixes."`
 	IndexKDtype        string  `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
-	Workers            int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, at most 8)."`
+	Workers            int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, but one, at most 8)."`
 	RandomSeed         *uint64 `placeholder:"N" help:"Seed of requests that bring none (default: drawn at start)."`
 }
 
@@ -63,7 +63,9 @@ func (c *labServe) config() lab.Config {
 		NoRadix: c.DisableRadixCache, Workers: c.Workers,
 	}
 	if config.Workers == 0 {
-		config.Workers = min(runtime.GOMAXPROCS(0), 8)
+		// A processor is left for the client, which often runs beside the lab:
+		// one that can't keep up with its own clock can't judge a server.
+		config.Workers = min(max(runtime.GOMAXPROCS(0)-1, 1), 8)
 	}
 	if c.IndexKDtype == model.BF16.String() {
 		config.IndexDType = model.BF16
@@ -95,8 +97,11 @@ func (c *labServe) engine(logger *slog.Logger) (*lab.Engine, error) {
 }
 
 func (c *labServe) weights(t *model.Tokenizer) (*model.Model, error) {
-	const dummySeed = 1
-	return model.Random(dummySeed, t.Size()), nil
+	if c.LoadFormat == "dummy" {
+		const seed = 1
+		return model.Random(seed, t.Size()), nil
+	}
+	return model.Trained()
 }
 
 // Run serves until it is interrupted.

@@ -129,7 +129,7 @@ func TestOpenAIPython(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "cases.json")
-	b, err := json.Marshal(map[string]any{"trained": trained, "cases": cases})
+	b, err := json.Marshal(cases)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,6 +142,3 @@ func TestOpenAIPython(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-
-// trained says that the lab has its trained weights.
-const trained = false

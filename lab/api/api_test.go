@@ -28,7 +28,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var testVocabulary = sync.OnceValues(func() (*model.Tokenizer, *model.Model) {
-	t, err := model.NewTokenizer([]string{"ship", "berth", "Aurora", "carrier"})
+	words := []string{"ship", "berth"}
+	for i := range 300 { // so that two often meet
+		words = append(words, fmt.Sprintf("word%d", i))
+	}
+	t, err := model.NewTokenizer(words)
 	if err != nil {
 		panic(err)
 	}
@@ -368,7 +372,7 @@ func TestRequestID(t *testing.T) {
 }
 
 func TestAdmin(t *testing.T) {
-	s := newServer(t, lab.Config{PageSize: 32, IndexDType: model.BF16})
+	s := newServer(t, lab.Config{PageSize: 32, IndexDType: model.BF16, NoOverlap: true})
 	get := func(path string) string {
 		resp, b := s.do(t, http.MethodGet, path, "")
 		if resp.status != http.StatusOK {

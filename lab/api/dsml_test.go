@@ -225,6 +225,7 @@ func TestParserMarkup(t *testing.T) {
 		`" string="`, `true">`, `false">`, "{", "}", `{"k":1}`, "<", "</", "<｜", mark,
 		openCalls + "\n" + openInvoke + `a">`, openInvoke + `a">`, openParameter + `k" string="true">v` + closeParameter,
 		openParameter + `n" string="false">[0]` + closeParameter, closeInvoke + "\n" + closeCalls,
+		openCalls + "\n" + openInvoke + `b">` + "\n" + closeInvoke + "\n",
 	}
 	total := 0
 	rapid.Check(t, func(t *rapid.T) {

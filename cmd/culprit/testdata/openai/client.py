@@ -1,7 +1,7 @@
 """Drives the lab with OpenAI's own client. Usage: client.py BASE_URL CASES.json
 
-CASES.json is {"trained": bool, "cases": [{"request": {...}, "right": [{"name", "arguments"}]}]}:
-requests that a trained model answers with known tool calls.
+CASES.json is [{"request": {...}, "right": [{"name", "arguments"}]}]: requests and the tool calls that
+answer them.
 """
 
 import json
@@ -59,7 +59,7 @@ text = "".join(c.choices[0].text for c in client.completions.create(**asked, str
 check(text == whole.choices[0].text, text, whole)
 
 # Tools, whole and streamed.
-for case in cases["cases"]:
+for case in cases:
     request = dict(case["request"], model=model)
     message = client.chat.completions.create(**request).choices[0].message
     calls = [{"name": c.function.name, "arguments": c.function.arguments} for c in message.tool_calls or []]
@@ -73,9 +73,8 @@ for case in cases["cases"]:
     check(content == (message.content or ""), content, message)
     check([{"name": c["name"], "arguments": c["arguments"]} for c in streamed.values()] == calls, streamed, calls)
     check(all(c["id"] for c in streamed.values()), streamed)
-    if cases["trained"]:
-        same = [(c["name"], json.loads(c["arguments"])) for c in calls] == [(c["name"], json.loads(c["arguments"])) for c in case["right"]]
-        check(same, calls, case["right"])
+    same = [(c["name"], json.loads(c["arguments"])) for c in calls] == [(c["name"], json.loads(c["arguments"])) for c in case["right"]]
+    check(same, calls, case["right"])
 
 # Errors.
 for kind, status, code, request in [
@@ -91,4 +90,4 @@ for kind, status, code, request in [
     else:
         check(False, "no error", request)
 
-print(f"openai {openai.__version__}: models, chat, streams, logprobs, seeds, stops, completions, {len(cases['cases'])} tool requests, errors")
+print(f"openai {openai.__version__}: models, chat, streams, logprobs, seeds, stops, completions, {len(cases)} tool requests, errors")
