@@ -72,7 +72,7 @@ type corpusIndex struct {
 // The model is scored on agent sessions of as many rounds as a plan has by
 // default, with each number of facts that fits into its context.
 const (
-	heldOutFirst, heldOutLast = 6, 38
+	heldOutFirst, heldOutLast = 6, 54
 	heldOutRounds             = 4
 )
 
@@ -93,7 +93,7 @@ func corpusSets(seed uint64, sessions, heldOut int) []corpusSet {
 	sets := []corpusSet{
 		{Name: "few", Rows: sessions, Length: 512, Kinds: []corpusKind{agent(1, span{12, 12}, span{2, 4})}},
 		{Name: "many", Rows: sessions, Length: 512, Kinds: []corpusKind{agent(1, span{8, 8}, span{4, 18})}},
-		{Name: "long", Rows: sessions, Length: model.MaxContext, Kinds: append(others, agent(14, span{16, 16}, span{6, 38}))},
+		{Name: "long", Rows: sessions, Length: model.MaxContext, Kinds: append(others, agent(14, span{16, 16}, span{6, 54}))},
 	}
 	for lines := heldOutFirst; lines <= heldOutLast; lines++ {
 		sets = append(sets, corpusSet{

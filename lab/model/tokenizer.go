@@ -139,10 +139,8 @@ func (t *Tokenizer) AppendEncode(dst []Token, text string) []Token {
 	previous := Padding
 	for i := 0; i < len(text); {
 		id, n := t.at(text[i:])
-		if id == Byte(' ') && t.endsInWord(previous) {
-			// The space is implied before a run unless both are spelled.
-			next, length := t.at(text[i+1:])
-			if length > 0 && t.beginsInWord(next) && !(isByte(previous) && isByte(next)) {
+		if id == Byte(' ') {
+			if next, _ := t.at(text[i+1:]); t.spaceBetween(previous, next) {
 				i++
 				continue
 			}
@@ -175,21 +173,21 @@ func (t *Tokenizer) at(text string) (id Token, length int) {
 	}
 	for _, id := range t.signs[text[0]] {
 		e := t.text[id]
-		if strings.HasPrefix(text, e) && !(IsWordByte(e[len(e)-1]) && wordLength(text[len(e):]) > 0) {
+		cuts := IsWordByte(e[len(e)-1]) && len(e) < len(text) && IsWordByte(text[len(e)])
+		if strings.HasPrefix(text, e) && !cuts {
 			return id, len(e)
 		}
 	}
 	return Byte(text[0]), 1
 }
 
-func isByte(id Token) bool { return firstByte <= id && id < firstMarkup }
-
-func (t *Tokenizer) endsInWord(id Token) bool {
-	s := t.text[id]
-	return IsWordByte(s[len(s)-1])
+// spaceBetween says whether a space is implied between two tokens.
+func (t *Tokenizer) spaceBetween(a, b Token) bool {
+	left, right := t.text[a], t.text[b]
+	return IsWordByte(left[len(left)-1]) && IsWordByte(right[0]) && (!isByte(a) || !isByte(b))
 }
 
-func (t *Tokenizer) beginsInWord(id Token) bool { return IsWordByte(t.text[id][0]) }
+func isByte(id Token) bool { return firstByte <= id && id < firstMarkup }
 
 // Decode returns the text of tokens. Decode(Encode(s)) is s, whatever its
 // bytes are.
@@ -210,7 +208,7 @@ func (t *Tokenizer) AppendText(dst []byte, previous, id Token) []byte {
 	if !t.has(id) {
 		return append(dst, "\uFFFD"...)
 	}
-	if t.has(previous) && t.endsInWord(previous) && t.beginsInWord(id) && !(isByte(previous) && isByte(id)) {
+	if t.has(previous) && t.spaceBetween(previous, id) {
 		dst = append(dst, ' ')
 	}
 	return append(dst, t.text[id]...)

@@ -35,7 +35,7 @@ PLANS = {
         Part("dense", "many", 2500, 64 * 512),
         Part("dense", "long", 4000, 64 * 1024),
         Part("index", "long", 600, 64 * 1024),
-        Part("sparse", "long", 1000, 64 * 1024),
+        Part("sparse", "long", 2800, 64 * 1024),
     ],
     # For a machine without a GPU: shows that every phase runs and learns something, no more.
     "tiny": [
@@ -45,7 +45,7 @@ PLANS = {
         Part("sparse", "many", 3, 2 * 512),
     ],
 }
-PEAK_RATE = {"dense": 1e-3, "index": 1e-3, "sparse": 3e-4}
+PEAK_RATE = {"dense": 1e-3, "index": 1e-3, "sparse": 4e-4}
 WARM_UP = {"dense": 200, "index": 20, "sparse": 20}
 FIRST_NAMES = 40  # of each class; more than a conversation of the set "few" has
 FIRST_WINDOW = 24  # tokens
