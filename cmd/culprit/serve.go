@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -136,7 +137,7 @@ func (c *labServe) Run(ctx context.Context, s *streams) error {
 	}()
 	server := &http.Server{
 		Handler: api.New(api.Options{
-			Engine: engine, Model: c.ServedModelName, Version: version(),
+			Engine: engine, Model: c.ServedModelName, Version: strings.TrimPrefix(version(), "culprit "),
 			ID: strconv.FormatUint(uint64(started.UnixMilli()), 36), Started: started,
 			Info: map[string]any{"host": c.Host, "port": listener.Addr().(*net.TCPAddr).Port, "load_format": c.LoadFormat},
 		}),
