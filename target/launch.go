@@ -273,6 +273,15 @@ func answers(ctx context.Context, address string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
+// Logs are the files that the processes write to.
+func (s *Launched) Logs() []string {
+	var files []string
+	for _, r := range s.processes {
+		files = append(files, r.log)
+	}
+	return files
+}
+
 // Ended is closed when a process has ended, whoever ended it.
 func (s *Launched) Ended() <-chan struct{} { return s.ended }
 

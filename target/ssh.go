@@ -83,14 +83,13 @@ func (c *session) close() {
 }
 
 // Close ends the connection. The next call makes another.
-func (s *SSH) Close() error {
+func (s *SSH) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.session != nil {
 		s.session.close()
 		s.session = nil
 	}
-	return nil
 }
 
 // ReadFile implements [Host].

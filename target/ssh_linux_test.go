@@ -38,7 +38,7 @@ func sshLauncher(t *testing.T) (*Launcher, string) {
 func TestSSHHost(t *testing.T) {
 	command, host := sshTo(t)
 	h := &SSH{Command: command, Host: host}
-	t.Cleanup(func() { h.Close() })
+	t.Cleanup(h.Close)
 	testHost(t, h)
 }
 
