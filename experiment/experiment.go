@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -33,6 +32,7 @@ const (
 	PlanFile    = "plan.json"
 	HistoryFile = "history.jsonl.zst"
 	VerdictFile = "verdict.json"
+	logsDir     = "logs" // of the server's processes, where we launched it
 )
 
 // Plan is everything that decides what a run sends. It holds no secret: of the
@@ -80,14 +80,8 @@ const (
 // Run carries out a plan. ctx ends the load early; the history up to then is
 // judged, and the verdict says that it was cut short.
 func Run(ctx context.Context, o Options) (*oracle.Verdict, error) {
-	if err := os.MkdirAll(filepath.Dir(o.Dir), 0o755); err != nil {
-		return nil, fmt.Errorf("make run directory: %w", err)
-	}
-	if err := os.Mkdir(o.Dir, 0o755); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("make run directory: %s exists; choose another with --output, or judge it with culprit check %s", o.Dir, o.Dir)
-		}
-		return nil, fmt.Errorf("make run directory: %w", err)
+	if err := makeDir(o.Dir); err != nil {
+		return nil, err
 	}
 	if err := WriteJSON(filepath.Join(o.Dir, PlanFile), o.Plan); err != nil {
 		return nil, err
@@ -96,6 +90,24 @@ func Run(ctx context.Context, o Options) (*oracle.Verdict, error) {
 		return nil, err
 	}
 	return Judge(o.Dir)
+}
+
+// makeDir makes a run directory. One that holds nothing but the logs of the
+// server that was just launched for the run is fine.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() != logsDir {
+			return fmt.Errorf("make run directory: %s exists; choose another with --output, or judge it with culprit check %s", dir, dir)
+		}
+	}
+	return nil
 }
 
 // record plays the plan and writes the history.
