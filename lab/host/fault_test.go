@@ -65,8 +65,17 @@ func TestFaults(t *testing.T) {
 		{"missing-layer-wait", "fast loads", func(s *setup) { s.pace = fast }, false},
 		{"missing-layer-wait", "nothing was evicted", func(s *setup) { s.pace, s.Pages = slow, s.Pages*4 }, false},
 	}
+	type key struct {
+		config sched.Config
+		dtype  model.IndexDType
+		layout Layout
+	}
+	right := map[key]outcome{} // without faults; the stream's pace makes no difference
 	for _, tt := range tests {
 		for _, size := range []int{16, 64} {
+			if size == 64 && !tt.wrong {
+				continue
+			}
 			t.Run(fmt.Sprint(tt.name, ", ", tt.which, ", ", size), func(t *testing.T) {
 				faults, err := fault.Parse([]string{tt.name}, 1)
 				if err != nil {
@@ -75,7 +84,11 @@ func TestFaults(t *testing.T) {
 				s := setup{Config: sched.Config{Pages: 320/size + 1, PageSize: size, MaxRunning: 4, ChunkTokens: 64, HostPages: 1600/size + 1}}
 				tt.alter(&s)
 				rounds := evictedAndBack(size)
-				off := play(t, s, rounds...)
+				off, known := right[key{s.Config, s.dtype, s.layout}]
+				if !known {
+					off = play(t, s, rounds...)
+					right[key{s.Config, s.dtype, s.layout}] = off
+				}
 				s.faults = faults
 				on := play(t, s, rounds...)
 

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -109,7 +110,7 @@ func play(tb fataler, s setup, rounds ...[]prompt) outcome {
 			row := logits[len(sampled)*vocab:][:vocab]
 			h := fnv.New64a()
 			for _, x := range row {
-				fmt.Fprint(h, math.Float32bits(x), " ")
+				h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(x)))
 			}
 			o.logits[item.Request.ID] = append(o.logits[item.Request.ID], h.Sum64())
 			sampled = append(sampled, int32(slices.Index(row, slices.Max(row))))
@@ -198,7 +199,7 @@ func TestSameLogits(t *testing.T) {
 	for _, layout := range []Layout{PageFirst, LayerFirst} {
 		for _, policy := range []kv.WritePolicy{kv.WriteThrough, kv.WriteBack} {
 			for _, d := range dtypes {
-				for _, size := range []int{16, 32, 64} {
+				for _, size := range []int{16, 64} {
 					t.Run(fmt.Sprint(layout, policy, d, size), func(t *testing.T) {
 						s := setup{Config: small(size), dtype: d, layout: layout}
 						s.WritePolicy, s.Parts = policy, true
@@ -229,7 +230,7 @@ func TestSameLogits(t *testing.T) {
 // TestSameLogitsAnyhow: the same for whatever else may vary.
 func TestSameLogitsAnyhow(t *testing.T) {
 	var total sched.Stats
-	for seed := range uint64(12) {
+	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		size := 16 * (1 + rng.IntN(4))
 		s := setup{
