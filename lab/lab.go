@@ -18,6 +18,8 @@ import (
 	"sync"
 
 	"github.com/culprit-project/culprit/lab/fault"
+	"github.com/culprit-project/culprit/lab/host"
+	"github.com/culprit-project/culprit/lab/kv"
 	"github.com/culprit-project/culprit/lab/model"
 )
 
@@ -37,6 +39,12 @@ type Config struct {
 	Seed         uint64 // of requests that bring none
 	NoOverlap    bool   // commit each step before the next one is scheduled
 	RetractEvery int    // for tests: retract one request each so many decode steps; 0 never
+
+	// The host tier. It needs the prefix cache.
+	HostTokens  int // that it holds, in whole pages; 0 is no host tier
+	HostLayout  host.Layout
+	WritePolicy kv.WritePolicy
+	HostParts   bool // load parts of pages too, token by token
 
 	Logger *slog.Logger // nil discards
 	Faults *fault.Set   // nil is none
@@ -76,6 +84,12 @@ func (c Config) WithDefaults() (Config, error) {
 		return c, fmt.Errorf("page size is %d, not a multiple of 16", c.PageSize)
 	case c.MaxTokens < c.PageSize:
 		return c, fmt.Errorf("max total tokens is %d, less than a page of %d", c.MaxTokens, c.PageSize)
+	case c.HostTokens < 0 || c.HostTokens > 1<<24:
+		return c, fmt.Errorf("the host tier has %d tokens, not within 0 and %d", c.HostTokens, 1<<24)
+	case c.HostTokens > 0 && c.HostTokens < c.PageSize:
+		return c, fmt.Errorf("the host tier has %d tokens, less than a page of %d", c.HostTokens, c.PageSize)
+	case c.HostTokens > 0 && c.NoRadix:
+		return c, errors.New("the host tier keeps prefixes, so it needs the prefix cache")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

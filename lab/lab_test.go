@@ -15,6 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/culprit-project/culprit/lab/fault"
+	"github.com/culprit-project/culprit/lab/host"
+	"github.com/culprit-project/culprit/lab/kv"
 	"github.com/culprit-project/culprit/lab/model"
 )
 
@@ -56,7 +58,7 @@ func leftovers(e *Engine) error {
 	e.sched.Flush()
 	e.publish()
 	s := e.Stats()
-	if len(e.live) > 0 || s.Running+s.Waiting > 0 || s.FreePages != s.Pages {
+	if len(e.live) > 0 || s.Running+s.Waiting > 0 || s.FreePages != s.Pages || s.HostCachedPages > 0 {
 		return fmt.Errorf("%d live, %d running, %d waiting, %d of %d pages free", len(e.live), s.Running, s.Waiting, s.FreePages, s.Pages)
 	}
 	return nil
@@ -138,7 +140,7 @@ func (panicker) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 func TestSameReplies(t *testing.T) {
 	all := requests(80)
 	want := alone()
-	var retractions, evicted, cached, chunked uint64
+	var retractions, evicted, cached, chunked, loaded, hostEvicted uint64
 	rapid.Check(t, func(t *rapid.T) {
 		c := Config{
 			PageSize:     rapid.SampledFrom([]int{16, 32, 48, 64, 128}).Draw(t, "page size"),
@@ -150,6 +152,12 @@ func TestSameReplies(t *testing.T) {
 			RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
 			Workers:      rapid.IntRange(1, 3).Draw(t, "workers"),
 			NoOverlap:    rapid.Bool().Draw(t, "no overlap"),
+		}
+		if !c.NoRadix {
+			c.HostTokens = rapid.SampledFrom([]int{0, 128, 512, 4096}).Draw(t, "host tokens")
+			c.HostLayout = rapid.SampledFrom([]host.Layout{host.PageFirst, host.LayerFirst}).Draw(t, "layout")
+			c.WritePolicy = rapid.SampledFrom([]kv.WritePolicy{kv.WriteThrough, kv.WriteBack}).Draw(t, "write policy")
+			c.HostParts = rapid.Bool().Draw(t, "parts")
 		}
 		e := testEngine(panicker{}, c)
 		streams := map[int]*Stream{}
@@ -212,11 +220,13 @@ func TestSameReplies(t *testing.T) {
 		stats := e.Stats()
 		retractions, evicted = retractions+stats.Retractions, evicted+stats.Evicted
 		cached, chunked = cached+stats.CachedTokens, chunked+stats.Chunked
+		loaded, hostEvicted = loaded+stats.Loaded, hostEvicted+stats.HostEvicted
 		if err := leftovers(e); err != nil {
 			t.Fatal(err)
 		}
 	})
-	t.Logf("%d retractions, %d pages evicted, %d tokens cached, %d prompts cut", retractions, evicted, cached, chunked)
+	t.Logf("%d retractions, %d pages evicted, %d tokens cached, %d prompts cut, %d pages loaded, %d evicted from the host",
+		retractions, evicted, cached, chunked, loaded, hostEvicted)
 	if !t.Failed() && (retractions == 0 || evicted == 0 || cached == 0 || chunked == 0) {
 		t.Error("not everything that could make a difference happened")
 	}
@@ -250,6 +260,107 @@ func TestBatchOf80(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestHostTier asks everything twice, of a device that can't keep it, and
+// counts: replies are the same, some prefixes come from the host, and what
+// each request is told adds up.
+func TestHostTier(t *testing.T) {
+	for _, layout := range []host.Layout{host.PageFirst, host.LayerFirst} {
+		for _, policy := range []kv.WritePolicy{kv.WriteThrough, kv.WriteBack} {
+			for _, noOverlap := range []bool{false, true} {
+				t.Run(fmt.Sprint(layout, policy, noOverlap), func(t *testing.T) {
+					e := testEngine(t, Config{
+						MaxTokens: 640, PageSize: 16, MaxRunning: 8, NoOverlap: noOverlap, IndexDType: model.BF16,
+						HostTokens: 4096, HostLayout: layout, WritePolicy: policy, HostParts: true,
+					})
+					var device, fromHost uint64
+					for range 2 {
+						var streams []*Stream
+						for _, r := range requests(30) {
+							s, err := e.Submit(t.Context(), r)
+							if err != nil {
+								t.Fatal(err)
+							}
+							streams = append(streams, s)
+						}
+						drain(t, e)
+						for i, s := range streams {
+							if diff := cmp.Diff(alone()[model.BF16][i], read(s)); diff != "" {
+								t.Fatalf("request %d: %s", i, diff)
+							}
+							usage := s.Ending().Usage
+							device, fromHost = device+uint64(usage.Device), fromHost+uint64(usage.Host)
+						}
+					}
+					stats := e.Stats()
+					if stats.HostTokens == 0 || stats.HostTokens != fromHost || stats.CachedTokens != device+fromHost {
+						t.Errorf("usage says %d tokens of the device and %d of the host, the counts %d in all and %d", device, fromHost, stats.CachedTokens, stats.HostTokens)
+					}
+					if stats.Loaded == 0 || stats.BackedUp == 0 || stats.Evicted == 0 || stats.HostCachedPages == 0 || stats.HostPages != 256 {
+						t.Errorf("no pressure: %+v", stats)
+					}
+					if stats.Waits.Loading == 0 || stats.Waits.Idle == 0 {
+						t.Errorf("waits: %+v", stats.Waits)
+					}
+					for _, c := range stats.Copies {
+						if want := c.Direction == "load" || c.Branch == "page_aligned"; (c.Calls > 0) != want {
+							t.Errorf("%+v, want calls: %t", c, want)
+						}
+					}
+					if err := leftovers(e); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestHostTierSurvivesFailures: the copies of a step that fails are made, for
+// others count on them.
+func TestHostTierSurvivesFailures(t *testing.T) {
+	e := testEngine(t, Config{MaxTokens: 320, PageSize: 16, MaxRunning: 4, HostTokens: 4096, IndexDType: model.BF16})
+	rng := rand.New(rand.NewPCG(1, 2)) // the forward pass's
+	wait := e.cache.Wait
+	e.cache.Wait = func(layer int) {
+		if rng.IntN(150) == 0 {
+			panic("out of order")
+		}
+		wait(layer)
+	}
+	failed := 0
+	for range 4 {
+		streams := map[int]*Stream{}
+		for i, r := range requests(12) {
+			s, err := e.Submit(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			streams[i] = s
+		}
+		for e.Step() {
+			if err := e.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, s := range streams {
+			got := read(s)
+			if got.Reason == Failed {
+				failed++
+				continue
+			}
+			if diff := cmp.Diff(alone()[model.BF16][i], got); diff != "" {
+				t.Fatalf("request %d: %s", i, diff)
+			}
+		}
+	}
+	if stats := e.Stats(); failed == 0 || stats.HostTokens == 0 {
+		t.Errorf("%d failed, %+v", failed, stats)
+	}
+	if err := leftovers(e); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/culprit-project/culprit/lab/fault"
+	"github.com/culprit-project/culprit/lab/host"
 	"github.com/culprit-project/culprit/lab/model"
 	"github.com/culprit-project/culprit/lab/sched"
 )
@@ -19,6 +20,7 @@ type rank struct {
 	config  Config
 	sched   *sched.Scheduler
 	cache   *model.Cache
+	host    *host.Tier // the forward pass's; nil where there is none
 	scratch *model.Scratch
 	live    map[uint64]*sequence // by number
 	number  uint64               // of requests so far
@@ -30,22 +32,33 @@ type rank struct {
 
 func newRank(c Config, e *Engine) *rank {
 	pages := c.MaxTokens/c.PageSize + 1 // the reserved one
+	hostPages := 0
+	if c.HostTokens > 0 {
+		hostPages = c.HostTokens/c.PageSize + 1
+	}
 	r := &rank{
 		engine: e,
 		config: c,
 		sched: sched.New(sched.Config{
 			Pages: pages, PageSize: c.PageSize, MaxRunning: c.MaxRunning, ChunkTokens: c.ChunkTokens,
 			NoRadix: c.NoRadix, RetractEvery: c.RetractEvery,
+			HostPages: hostPages, WritePolicy: c.WritePolicy, Parts: c.HostParts,
 		}),
 		cache:   &model.Cache{PageSize: c.PageSize, IndexDType: c.IndexDType},
 		scratch: c.Model.NewScratch(max(c.ChunkTokens, c.MaxRunning)),
 		live:    map[uint64]*sequence{},
-		env:     fault.Env{Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize},
+		env: fault.Env{
+			Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize,
+			HiCache: hostPages > 0, Layout: c.HostLayout.String(),
+		},
 	}
 	r.scratch.Workers = c.Workers
 	for l := range model.Layers {
 		r.cache.Latent[l] = make([]float32, pages*c.PageSize*model.RowDim)
 		r.cache.Index[l] = make([]byte, pages*c.IndexDType.PageBytes(c.PageSize))
+	}
+	if hostPages > 0 {
+		r.host = host.New(r.cache, host.Config{Pages: hostPages, Layout: c.HostLayout, Seed: c.Seed, Faults: c.Faults})
 	}
 	return r
 }
@@ -60,6 +73,8 @@ type flight struct {
 
 	tokens []Token // for each draw, without text
 	err    error   // says that the step's requests can't go on
+	waits  host.Waits
+	copies []host.Copies
 }
 
 // draw is a token to be chosen: a sequence's, so many after its first.
@@ -159,10 +174,19 @@ func (r *rank) forward(f, before *flight) {
 	}()
 	if before != nil {
 		<-before.done
-		if before.err != nil {
-			f.err = fmt.Errorf("the step before: %w", before.err)
-			return
-		}
+	}
+	if r.host != nil { // whatever becomes of the step: others count on its copies
+		env := r.env
+		env.Batch, env.Tier = len(f.step.Items), "host"
+		r.host.Begin(f.step.Backups, f.step.Loads, &env)
+		defer func() {
+			r.host.End()
+			f.waits, f.copies = r.host.Waits(), r.host.Copies()
+		}()
+	}
+	if before != nil && before.err != nil {
+		f.err = fmt.Errorf("the step before: %w", before.err)
+		return
 	}
 	for _, x := range f.feeds {
 		f.batch.Rows[x.row].Token = before.tokens[x.draw].ID
@@ -186,6 +210,7 @@ func (r *rank) forward(f, before *flight) {
 // to those who wait for them.
 func (r *rank) commit(f *flight) {
 	<-f.done
+	r.engine.countHost(f.waits, f.copies)
 	if f.err != nil {
 		r.config.Logger.Error("a step failed", slog.Any("error", f.err), slog.Int("requests", len(f.step.Items)))
 		r.sched.Fail(f.step)
@@ -258,7 +283,7 @@ func (r *rank) end(s *sequence, reason Reason, err error) {
 	r.engine.countEnd(reason)
 	s.stream.ending = Ending{
 		Reason: reason, Err: err, Text: s.text.flush(), Retractions: s.Retractions,
-		Usage: Usage{Prompt: len(s.Prompt), Completion: s.made, Device: max(0, s.CachedTokens)},
+		Usage: Usage{Prompt: len(s.Prompt), Completion: s.made, Device: max(0, s.CachedTokens-s.HostTokens), Host: s.HostTokens},
 	}
 	r.engine.tell(func() { close(s.stream.tokens) })
 }
@@ -288,6 +313,11 @@ func (r *rank) Check() error {
 	for _, s := range r.live {
 		if got := len(s.stream.tokens); got > len(s.Output) {
 			return fmt.Errorf("request %d has %d tokens to be read and made %d", s.ID, got, len(s.Output))
+		}
+	}
+	if r.host != nil && r.flying == nil { // else the forward pass has it
+		if err := r.host.Check(); err != nil {
+			return err
 		}
 	}
 	return r.sched.Check()

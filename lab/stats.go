@@ -3,6 +3,7 @@ package lab
 import (
 	"maps"
 
+	"github.com/culprit-project/culprit/lab/host"
 	"github.com/culprit-project/culprit/lab/sched"
 )
 
@@ -16,6 +17,11 @@ type Stats struct {
 	FreePages        int // that nobody uses
 	CachedPages      int // of known prefixes, in use or not
 	Pages            int // in all
+
+	HostPages       int // in all
+	HostCachedPages int // of known prefixes
+	Waits           host.Waits
+	Copies          []host.Copies // none where there is no host tier
 }
 
 // Histogram counts steps by how many requests were in them: Counts[i] those
@@ -61,6 +67,7 @@ func (e *Engine) copyBooks() {
 	s.Running, s.Waiting = e.sched.Running(), e.sched.Waiting()
 	s.FreePages, s.CachedPages = e.sched.FreePages(), e.sched.CachedPages()
 	s.Pages = e.sched.Capacity() / e.config.PageSize
+	s.HostPages, s.HostCachedPages = e.config.HostTokens/e.config.PageSize, e.sched.HostPages()
 }
 
 func (e *Engine) count(step *sched.Step) {
@@ -71,6 +78,13 @@ func (e *Engine) count(step *sched.Step) {
 	} else {
 		e.stats.Decode.add(len(step.Items))
 	}
+}
+
+// countHost takes the host tier's counts as of a step.
+func (e *Engine) countHost(waits host.Waits, copies []host.Copies) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stats.Waits, e.stats.Copies = waits, copies // nobody writes to copies
 }
 
 func (e *Engine) countToken() {
