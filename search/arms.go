@@ -64,7 +64,7 @@ func (a arm) equal(b arm) bool { return slices.Equal(a, b) }
 // ladders translate between a space's arms and steps.
 type ladders struct {
 	space  design.Space
-	levels [][]int // by factor and step: which level
+	levels [][]int // by factor and step: which level; above the top come those that are only swept
 	top    arm
 }
 
@@ -89,8 +89,13 @@ func newLadders(space design.Space) (*ladders, error) {
 			}
 			steps = append(steps, failing)
 		}
-		l.levels = append(l.levels, steps)
 		l.top = append(l.top, uint16(len(steps)-1))
+		for i := range f.Levels {
+			if !slices.Contains(steps, i) {
+				steps = append(steps, i)
+			}
+		}
+		l.levels = append(l.levels, steps)
 	}
 	return l, nil
 }

@@ -12,7 +12,10 @@ import (
 const (
 	// likely is how probable a set must be before its certificate is tried.
 	// Costs are flat between 0.85 and 0.98.
-	likely = 0.9
+	likely   = 0.97
+	// decay is by how much the error allowed falls with each claim that didn't
+	// hold.
+	decay = 0.35
 	// attempts bounds how often a search may start again.
 	attempts = 6
 )
@@ -35,29 +38,19 @@ type claimed struct {
 // clean and every cause fails alone, then in a monotone world there is no other
 // (R. Reiter's hitting-set tree).
 //
-// Claims are tested on launches that come after they are made, the m-th false
-// one with an error of at most Error/2^m, so that all together err with at most
+// Claims are tested on launches that come after they are made, each false one
+// with a smaller error than the one before, so that all together err with at most
 // Error whatever the search did.
 func (h *hunt) certify() error {
-	c := certificate{fails: map[string]claimed{}}
+	c := &h.proof
+	c.fails = map[string]claimed{}
 	queue := []arm{h.ladders.top}
-	searches, lowered := 0, 0
-	lower := func(rate float64) error {
-		if lowered == 2 || rate <= 2*h.base {
-			return giveUp(Graded, "some arms fail at a rate in between: the levels change how often it fails, not whether")
-		}
-		lowered++
-		h.refuted++
-		h.limit = math.Sqrt(rate * h.base)
-		c.clean, c.fails = nil, map[string]claimed{}
-		queue = []arm{h.ladders.top}
-		return nil
-	}
+	searches := 0
 	for {
 		for len(queue) > 0 {
 			region := queue[0]
 			queue = queue[1:]
-			if slices.ContainsFunc(c.clean, func(r claimed) bool { return region.within(r.arm) }) {
+			if c.covers(region) {
 				continue
 			}
 			if i := slices.IndexFunc(c.causes, func(s arm) bool { return s.within(region) }); i >= 0 {
@@ -72,65 +65,55 @@ func (h *hunt) certify() error {
 				switch v.side {
 				case below:
 					if h.between(v.launches) {
-						if err := lower(rate(v.launches)); err != nil {
-							return err
-						}
+						h.lower(h.lowerLimit(rate(v.launches)))
+						queue = []arm{h.ladders.top}
 						continue
 					}
 					c.clean = append(c.clean, claimed{v.arm, v.launches})
 					continue
 				case neither:
-					if err := lower(rate(v.launches)); err != nil {
-						return err
+					limit := h.lowerLimit(rate(v.launches))
+					if limit == 0 {
+						return graded()
 					}
+					h.lower(limit)
+					queue = []arm{h.ladders.top}
 					continue
 				case above:
 					h.refuted++
+					// Another cause, or a wrong one: that one fails first.
+					held, err := h.allFail(c)
+					if err != nil {
+						return err
+					}
+					if !held {
+						queue = []arm{h.ladders.top}
+						continue
+					}
 				}
 			}
 			if searches++; searches > attempts+2*len(c.causes) {
-				return giveUp(Misfit, "after %d searches the causes found don't explain which arms fail", searches-1)
+				return giveUp(Misfit, "%d searches didn't find causes that hold", searches-1)
 			}
 			found, err := h.narrow(region, likely)
 			if err != nil {
 				return err
 			}
-			if h.limit == 0 {
-				h.choose(found.size())
+			if len(c.clean)+len(c.fails)+h.lowered == 0 {
+				h.limit, h.base = h.limits(float64(found.size()))
 			}
 			c.causes = minimal(append(c.causes, found))
 			queue = append(queue, h.without(region, found)...)
 		}
 		// Each cause fails alone, and it still does: after the clean arms.
-		again := false
-		for _, s := range c.causes {
-			if _, ok := c.fails[s.key()]; ok {
-				continue
-			}
-			v, err := h.claim(s, above, h.whySet(s))
-			if errors.Is(err, errUnusable) {
-				return giveUp(Unreachable, "%s alone can't be run", describe(h.ladders.set(s)))
-			}
-			if err != nil {
-				return err
-			}
-			if v.side == above {
-				c.fails[s.key()] = v.claimed
-				continue
-			}
-			h.refuted++
-			again = true
-			c.causes = slices.DeleteFunc(c.causes, s.equal)
+		held, err := h.allFail(c)
+		if err != nil {
+			return err
+		}
+		if held {
 			break
 		}
-		if again {
-			if searches >= attempts+2*len(c.causes) {
-				return giveUp(Misfit, "what was found doesn't fail alone")
-			}
-			queue = []arm{h.ladders.top}
-			continue
-		}
-		break
+		queue = []arm{h.ladders.top}
 	}
 	if err := h.spot(c.causes); err != nil {
 		return err
@@ -155,6 +138,95 @@ func (h *hunt) certify() error {
 		}
 	}
 	return h.sweep(c.causes)
+}
+
+// lower moves the limit. What was proven was about the limit before.
+func (h *hunt) lower(limit float64) {
+	h.limit = limit
+	h.lowered++
+	h.refuted++
+	h.proof.clean, h.proof.fails = nil, map[string]claimed{}
+}
+
+func graded() error {
+	return giveUp(Graded, "some arms fail at a rate in between: the levels change how often it fails, not whether")
+}
+
+// allFail tests each cause that wasn't, alone, and drops the first that doesn't
+// fail.
+func (h *hunt) allFail(c *certificate) (bool, error) {
+	for _, s := range c.causes {
+		if _, ok := c.fails[s.key()]; ok {
+			continue
+		}
+		v, err := h.claim(s, above, false, h.whySet(s))
+		if err == nil && v.side != above && h.clearlyAbove(v.launches) {
+			// It fails, if less often than it seemed when the limit was set.
+			limit, _ := h.limits(float64(s.size()))
+			if h.lowered == 2 || limit > 0.8*h.limit {
+				return false, graded()
+			}
+			h.lower(limit)
+			return false, nil
+		}
+		if errors.Is(err, errUnusable) {
+			return false, giveUp(Unreachable, "%s alone can't be run", describe(h.ladders.set(s)))
+		}
+		if err != nil {
+			return false, err
+		}
+		if v.side != above {
+			h.refuted++
+			c.causes = slices.DeleteFunc(c.causes, s.equal)
+			return false, nil
+		}
+		c.fails[s.key()] = v.claimed
+	}
+	return true, nil
+}
+
+// early plans a claim of the certificate that the search can use; its gain is 0
+// when there is none.
+func (h *hunt) early(plan *planner) visitPlan {
+	if h.options.PosteriorOnly > 0 || !h.belief.region.equal(h.ladders.top) || len(h.proof.causes) > 0 {
+		return visitPlan{}
+	}
+	if len(h.proof.clean) == 0 && h.lowered == 0 {
+		if _, chance := h.belief.best(); chance < 0.05 {
+			return visitPlan{} // nothing is settled yet
+		}
+		size := 0.0
+		for _, c := range plan.needed {
+			size += c
+		}
+		h.limit, h.base = h.limits(size)
+	}
+	alpha, next := h.alpha(h.refuted), h.alpha(h.refuted+1)
+	return plan.nearMiss(-math.Log(alpha)/divergence(h.base, h.limit), math.Log(next)/math.Log(alpha)-1, h.proof.covers)
+}
+
+// earlyClaim tests it, and returns the chance that its arm fails.
+func (h *hunt) earlyClaim(plan visitPlan) (float64, error) {
+	v, err := h.claim(plan.arm, below, true, h.whyNearMiss(plan.arm))
+	if err != nil {
+		return plan.fails, err
+	}
+	if v.side == below && !h.between(v.launches) {
+		h.proof.clean = append(h.proof.clean, v.claimed)
+	} else {
+		h.refuted++
+	}
+	return h.belief.failsAt(h.belief.visit(plan.arm)), nil
+}
+
+// alpha is the error allowed to a claim after some that didn't hold.
+func (h *hunt) alpha(refuted int) float64 {
+	return h.options.Error * (1 - decay) * math.Pow(decay, float64(refuted))
+}
+
+// covers reports whether a region is proven clean.
+func (c *certificate) covers(region arm) bool {
+	return slices.ContainsFunc(c.clean, func(r claimed) bool { return region.within(r.arm) })
 }
 
 // without is a region with each member of a cause taken one step down, in
@@ -182,41 +254,45 @@ func minimal(sets []arm) []arm {
 	return out
 }
 
-// choose sets the limit between failing and clean so that both sides of the
-// certificate are cheap together.
-func (h *hunt) choose(size int) {
+// limits gives the limit between failing and clean that makes both sides of the
+// certificate of a cause of some size cheap together, and the base.
+func (h *hunt) limits(size float64) (limit, base float64) {
 	failing, clean := h.belief.rates()
-	h.base = 0
 	for i, w := range clean {
-		h.base += w * h.grid.bases[i]
+		base += w * math.Log(h.grid.bases[i])
 	}
+	base = math.Exp(base)
 	n := len(h.grid.rates)
 	byRate := make([]float64, n)
-	mean := 0.0
 	for i, w := range failing {
 		byRate[i%n] += w
-		mean += w * h.grid.rates[i%n]
 	}
+	mean := h.meanRate(failing)
 	best := math.Inf(1)
-	low := max(1.5*h.base, mean/8)
-	for p := low; p < mean; p *= 1.05 {
-		most := 50 / h.options.MinRate
-		cost := float64(size) / divergence(h.base, p)
+	limit = max(1.5*base, mean/8)
+	for p := limit; p < mean; p *= 1.05 {
+		cost := size / divergence(base, p)
+		again := 3 * (cost + 1/divergence(mean, p)) // of a limit that is too high
 		for i, w := range byRate {
-			r := h.grid.rates[i]
-			if r <= p {
-				cost += w * most
+			if r := h.grid.rates[i]; r <= p {
+				cost += w * again
 			} else {
-				cost += w * min(most, 1/divergence(r, p))
+				cost += w * min(again, 1/divergence(r, p))
 			}
 		}
 		if cost < best {
-			best, h.limit = cost, p
+			best, limit = cost, p
 		}
 	}
-	if h.limit == 0 {
-		h.limit = low
+	return limit, base
+}
+
+func (h *hunt) meanRate(failing []float64) float64 {
+	mean := 0.0
+	for i, w := range failing {
+		mean += w * h.grid.rates[i%len(h.grid.rates)]
 	}
+	return mean
 }
 
 // divergence is Kullback and Leibler's, of one rate from another, in nats.
@@ -245,9 +321,8 @@ type decided struct {
 }
 
 // claim tests on fresh launches on which side of the limit an arm is.
-func (h *hunt) claim(a arm, want side, why string) (decided, error) {
-	alpha := h.options.Error / math.Pow(2, float64(h.refuted+1))
-	enough := -math.Log(alpha)
+func (h *hunt) claim(a arm, want side, early bool, why string) (decided, error) {
+	enough := -math.Log(h.alpha(h.refuted))
 	failing, clean := h.belief.rates()
 	n := len(h.grid.rates)
 	byRate, byCV := make([]float64, n), make([]float64, len(h.grid.dispersion.CV))
@@ -268,7 +343,11 @@ func (h *hunt) claim(a arm, want side, why string) (decided, error) {
 
 	// What a clear outcome takes, in requests.
 	expected := enough / divergence(h.base, h.limit)
-	batch := max(h.options.Batch, int(expected/10))
+	most := 6 * (max(expected, enough/divergence(max(h.meanRate(failing), 1.5*h.limit), h.limit)) + 2*h.launchCost())
+	if len(h.options.Dispersion.CV) > 1 {
+		most *= 4
+	}
+	batch := max(h.options.Batch, int(expected/32))
 	if want == above {
 		batch = h.options.Batch
 	}
@@ -290,6 +369,10 @@ func (h *hunt) claim(a arm, want side, why string) (decided, error) {
 		here.Trials += more.Trials
 		cost += float64(more.Trials)
 		test.Observe(more)
+		if early && h.belief.failsAt(h.belief.visit(a)) > 0.99 {
+			d.side = above // not proven, but not worth more
+			return d, nil
+		}
 		evidence := max(test.Below(), test.Above())
 		switch {
 		case test.Below() >= enough:
@@ -298,7 +381,7 @@ func (h *hunt) claim(a arm, want side, why string) (decided, error) {
 		case test.Above() >= enough:
 			d.side = above
 			return d, nil
-		case cost > 12*(expected+h.launchCost())+1000 || len(d.launches) > 40:
+		case cost > most || len(d.launches) > 40:
 			return d, nil
 		}
 		// Go on elsewhere when the launch tells less for a request than all
@@ -313,8 +396,8 @@ func (h *hunt) claim(a arm, want side, why string) (decided, error) {
 // nearMiss tests that a region is clean. When it can't be run, one below it that
 // still has the rest of a cause will do for that cause.
 func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
-	why := "all suspect but " + list(h.lowered(region)) + ": clean if it is needed"
-	v, err := h.claim(region, below, why)
+	why := h.whyNearMiss(region)
+	v, err := h.claim(region, below, false, why)
 	if !errors.Is(err, errUnusable) {
 		return v, err
 	}
@@ -343,7 +426,7 @@ func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
 		if h.validity.chance(smaller) == 0 {
 			continue
 		}
-		v, err := h.claim(smaller, below, why)
+		v, err := h.claim(smaller, below, false, why)
 		if errors.Is(err, errUnusable) {
 			continue
 		}
@@ -354,11 +437,11 @@ func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
 		}
 		return v, err
 	}
-	return v, giveUp(Unreachable, "no arm without %s can be run: it can't be told from what it needs", list(h.lowered(region)))
+	return v, giveUp(Unreachable, "no arm without %s can be run: it can't be told from what it needs", list(h.off(region)))
 }
 
-// lowered names the factors that a region has below the failing arm.
-func (h *hunt) lowered(region arm) []string {
+// off names the factors that a region has below the failing arm.
+func (h *hunt) off(region arm) []string {
 	var out []string
 	for i, f := range h.ladders.space.Factors {
 		if region[i] < h.ladders.top[i] {
@@ -368,6 +451,10 @@ func (h *hunt) lowered(region arm) []string {
 	return out
 }
 
+func (h *hunt) whyNearMiss(region arm) string {
+	return "all suspect but " + list(h.off(region)) + ": clean if it is needed"
+}
+
 func (h *hunt) whySet(s arm) string {
 	if s.size() == 0 {
 		return "everything safe: fails if the cause is none of these factors"
@@ -375,12 +462,24 @@ func (h *hunt) whySet(s arm) string {
 	return "only " + describe(h.ladders.set(s)) + ": fails if nothing else is needed"
 }
 
-// between says whether a rate below the limit is clearly above the base too.
+// between says whether a rate is clearly above the base and the limit can be
+// moved below it at a bearable cost.
 func (h *hunt) between(launches []stats.Cluster) bool {
-	if rate(launches) < 4*h.base {
-		return false
+	return h.lowerLimit(rate(launches)) > 0 && h.clearlyAbove(launches)
+}
+
+// clearlyAbove says whether launches fail more often than clean ones.
+func (h *hunt) clearlyAbove(launches []stats.Cluster) bool {
+	return stats.LogEvidenceAbove(launches, 3*h.base, h.options.Dispersion) >= -math.Log(h.options.Error/10)
+}
+
+// lowerLimit is a limit below a rate, 0 when that would be too near the base.
+func (h *hunt) lowerLimit(rate float64) float64 {
+	limit := math.Sqrt(rate * h.base)
+	if h.lowered == 2 || limit >= h.limit || divergence(h.base, limit) < divergence(h.base, h.limit)/10 {
+		return 0
 	}
-	return stats.LogEvidenceAbove(launches, 2*h.base, h.options.Dispersion) >= -math.Log(h.options.Error/2)
+	return limit
 }
 
 func rate(launches []stats.Cluster) float64 {
@@ -405,7 +504,7 @@ func (h *hunt) spot(causes []arm) error {
 				if a.equal(s) || a.equal(h.ladders.top) || h.validity.chance(a) < 0.05 {
 					continue
 				}
-				v, err := h.claim(a, above, "the cause with half of the others: fails if they don't matter")
+				v, err := h.claim(a, above, false, "the cause with half of the others: fails if they don't matter")
 				if errors.Is(err, errUnusable) {
 					continue
 				}
@@ -422,21 +521,46 @@ func (h *hunt) spot(causes []arm) error {
 	return nil
 }
 
+// mostSwept is how many levels a factor may have to have them all tried.
+const mostSwept = 8
+
 // sweep tries the other levels of accused factors, everything else as in the
 // failing arm: a dose may hurt in the middle of its range.
 func (h *hunt) sweep(causes []arm) error {
 	if len(causes) != 1 {
 		return nil
 	}
+	cause := causes[0]
 	for i, f := range h.ladders.space.Factors {
-		if causes[0][i] == 0 || len(f.Levels) < 3 {
+		if cause[i] == 0 || len(f.Levels) > mostSwept {
 			continue
 		}
-		for level := range f.Levels {
-			if level == f.Failing() {
+		for step := range h.ladders.levels[i] {
+			s := uint16(step)
+			if s == cause[i] || s == cause[i]-1 || s == h.ladders.top[i] {
+				continue // the certificate has these, and the failing arm
+			}
+			a := h.ladders.top.at(i, s)
+			if h.validity.chance(a) == 0 {
 				continue
 			}
-			_ = level
+			name := f.Levels[h.ladders.levels[i][step]].Name
+			v, err := h.claim(a, below, false, fmt.Sprintf("%s=%s: does this level fail too?", f.Name, name))
+			if errors.Is(err, errUnusable) {
+				continue
+			}
+			if _, budget := errors.AsType[*undecided](err); budget {
+				return nil // the finding stands without
+			}
+			if err != nil {
+				return err
+			}
+			found := LevelFound{Factor: f.Name, Level: name, Evidence: h.evidence(v.claimed)}
+			if v.side != neither {
+				fails := v.side == above
+				found.Fails = &fails
+			}
+			h.finding.Levels = append(h.finding.Levels, found)
 		}
 	}
 	return nil

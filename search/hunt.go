@@ -39,9 +39,11 @@ type hunt struct {
 	drifts   int        // how often the failing arm stopped failing
 	belief   *posterior // the current one
 
+	proof   certificate
 	limit   float64 // the rate that tells failing from clean, in claims
 	base    float64 // of clean arms, as the search learned it
 	refuted int     // claims that didn't hold
+	lowered int     // how often the limit was
 	finding Finding
 }
 
@@ -307,14 +309,24 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 	if err := h.believe(region, size); err != nil {
 		return nil, err
 	}
+	// Farther from certainty than this, the end is never reached.
 	leave := 0.2 * (1 - enough)
-	cleans := 0
+	const rechecks = 3
+	cleans, again := 0, rechecks
 	for range 400 {
 		p := h.belief
 		if best, chance := p.best(); chance >= enough {
 			return p.hypotheses[best].arm(len(region)), nil
 		}
 		if p.none.chance > 0.5 {
+			if again > 0 {
+				again--
+				if err := h.recheck(); err != nil && !errors.Is(err, errUnusable) {
+					return nil, err
+				}
+				continue
+			}
+			again = rechecks
 			size += 2
 			if size > min(maxSize, h.options.MaxSize+4) {
 				return nil, giveUp(Misfit, "no set of up to %d levels explains which arms fail", size-2)
@@ -325,18 +337,42 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 			continue
 		}
 		plan := newPlanner(h, p)
+		// After some clean arms one that should fail shows that the failure
+		// is still there, and tells something; after more, one that must.
+		atLeast := 0.0
 		if cleans >= 3 {
+			atLeast = 0.6
+		}
+		if cleans >= 5 {
 			cleans = 0
 			if err := h.control(plan.control); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		next, ok := plan.choose()
+		next, ok := plan.choose(atLeast)
+		if !ok && atLeast > 0 {
+			next, ok = plan.choose(0)
+		}
 		if !ok {
 			best, chance := p.best()
+			if chance > 0.5 {
+				return p.hypotheses[best].arm(len(region)), nil
+			}
 			return nil, giveUp(Unreachable, "no arm that runs can tell the remaining causes apart; the likeliest is %s, at %.0f%%",
 				describe(h.ladders.set(p.hypotheses[best].arm(len(region)))), 100*chance)
+		}
+		if claim := h.early(plan); ok && claim.gain > next.gain && atLeast == 0 {
+			w, err := h.earlyClaim(claim)
+			if err != nil && !errors.Is(err, errUnusable) {
+				return nil, err
+			}
+			if w < 0.1 {
+				cleans++
+			} else {
+				cleans = 0
+			}
+			continue
 		}
 		w, err := h.visit(plan, next, enough, leave)
 		if errors.Is(err, errUnusable) {
@@ -388,17 +424,45 @@ func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) (floa
 	}
 }
 
+// recheck runs the arm again that agrees least with the likeliest hypothesis:
+// what looks inexplicable is most often chance.
+func (h *hunt) recheck() error {
+	p := h.belief
+	failing, clean := p.rates()
+	best, _ := p.best()
+	worst, at := math.Inf(-1), 0
+	for i, v := range p.visits {
+		odds := logMean(p.none.visits[i].failing, failing) - logMean(p.none.visits[i].clean, clean)
+		if p.hypotheses[best].fails(v.arm) {
+			odds = -odds
+		}
+		if odds > worst {
+			worst, at = odds, i
+		}
+	}
+	expected := h.meanRate(failing)
+	_, err := h.measure(p.visits[at].arm, max(h.options.Batch, int(4/expected)), true, Narrow, "an arm that doesn't fit the rest: was it chance?")
+	return err
+}
+
+// logMean is the log of the weighted mean of exponentials.
+func logMean(logs, weight []float64) float64 {
+	top := slices.Max(logs)
+	sum := 0.0
+	for i, l := range logs {
+		sum += weight[i] * math.Exp(l-top)
+	}
+	return math.Log(sum) + top
+}
+
 // batch is how many requests to run before looking again.
-func (h *hunt) batch(planned int) int { return max(h.options.Batch, planned/8) }
+func (h *hunt) batch(planned int) int { return max(h.options.Batch, planned/16) }
 
 // control has an arm that is known to fail fail again. Clean arms since its
 // last failure are forgotten when it doesn't.
 func (h *hunt) control(a arm) error {
 	rates, _ := h.belief.rates()
-	expected := 0.0
-	for i, w := range rates {
-		expected += w * h.grid.rates[i%len(h.grid.rates)]
-	}
+	expected := h.meanRate(rates)
 	logs := make([]float64, len(rates)) // of the chance of no failure, by rate
 	forgotten := false
 	kept := h.lastFail

@@ -14,6 +14,7 @@ type visitPlan struct {
 	requests int
 	fails    float64 // chance
 	gain     float64 // nats for one request's worth of cost
+	claim    bool    // test it as a part of the certificate
 }
 
 // running is the server as it is now.
@@ -51,10 +52,8 @@ const (
 	known = 0.98
 	// balance is the chance of failing that tells most, by the capacity of a
 	// request at all rates of interest.
-	balance = 0.4
+	balance = 0.5
 	orders  = 16
-	// shortlist is how many candidates have their gain computed.
-	shortlist = 6
 )
 
 func newPlanner(h *hunt, p *posterior) *planner {
@@ -124,13 +123,10 @@ func (l *planner) fails(a arm) float64 {
 	return sum
 }
 
-// choose is the visit that tells most for its cost; false when there is none.
-func (l *planner) choose() (visitPlan, bool) {
-	type candidate struct {
-		arm   arm
-		fails float64
-	}
-	var candidates []candidate
+// choose is the visit that tells most for its cost, of those that fail with at
+// least the given chance; false when there is none.
+func (l *planner) choose(atLeast float64) (visitPlan, bool) {
+	var candidates []visitPlan
 	seen := map[string]bool{}
 	add := func(a arm) {
 		key := a.key()
@@ -138,19 +134,23 @@ func (l *planner) choose() (visitPlan, bool) {
 			return
 		}
 		seen[key] = true
-		if w := l.fails(a); w > 0.001 && w < 0.999 {
-			candidates = append(candidates, candidate{a, w})
+		if w := l.fails(a); w >= max(atLeast, 0.001) && w < 0.999 {
+			candidates = append(candidates, visitPlan{arm: a, fails: w})
 		}
 	}
+	balance := balance
+	if atLeast > 0 {
+		balance = (1 + atLeast) / 2
+	}
 	for i := range orders {
-		l.descend(l.control, l.order(l.control, i, false), add)
+		l.descend(l.control, l.order(l.control, i, false), balance, add)
 	}
 	if l.running.up {
 		// What the running server can do needs no launch.
 		if a := l.serverOf(l.running.arm); a != nil {
 			for i := range orders / 4 {
 				add(a)
-				l.descend(a, l.order(a, i, true), add)
+				l.descend(a, l.order(a, i, true), balance, add)
 			}
 		}
 	}
@@ -160,37 +160,15 @@ func (l *planner) choose() (visitPlan, bool) {
 		}
 	}
 	add(make(arm, len(l.control)))
-	if len(l.control) <= 16 {
-		for f, v := range l.control {
-			if v > 0 {
-				add(l.control.at(f, v-1))
-			}
-		}
-	}
-	slices.SortStableFunc(candidates, func(a, b candidate) int {
-		switch x, y := math.Abs(a.fails-balance), math.Abs(b.fails-balance); {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return 0
-	})
 	var best visitPlan
-	evaluated := 0
 	for _, c := range candidates {
-		// The running server's arms are always worth a look: they need no
-		// launch.
 		free := l.running.up && l.ladders.sameServer(c.arm, l.running.arm)
-		if evaluated >= shortlist && !free {
-			continue
+		if !free && best.gain >= l.most(c.fails)/l.launchCost {
+			continue // can't be better
 		}
 		valid := l.validity.chance(c.arm)
 		if valid < 0.05 {
 			continue
-		}
-		if !free {
-			evaluated++
 		}
 		cost := l.launchCost
 		if free {
@@ -200,12 +178,62 @@ func (l *planner) choose() (visitPlan, bool) {
 		for i, n := range l.p.grid.sizes {
 			gain := valid * l.tables[i].information(c.fails) / (cost + float64(n)*each)
 			if gain > best.gain {
-				best = visitPlan{c.arm, n, c.fails, gain}
+				best = visitPlan{arm: c.arm, requests: n, fails: c.fails, gain: gain}
 			}
 		}
 	}
 	return best, best.arm != nil
 }
+
+// nearMiss is the member of a certificate that tells most for its cost: the
+// region without one factor that is likely needed. When it is clean, as it is if
+// the factor is needed, then its cost is saved later. requests is what it takes,
+// and penalty how much dearer each later claim gets when it fails.
+func (l *planner) nearMiss(requests, penalty float64, proven func(arm) bool) visitPlan {
+	var best visitPlan
+	size := 0.0
+	for _, c := range l.needed {
+		size += c
+	}
+	for f, needed := range l.needed {
+		if needed < 0.3 {
+			continue
+		}
+		// The likeliest step at which the factor begins to matter.
+		at := make([]float64, l.p.region[f]+1)
+		for i, h := range l.alive {
+			hyp := &l.p.hypotheses[h]
+			for j := range hyp.n {
+				if int(hyp.factor[j]) == f {
+					at[hyp.step[j]] += l.chances[i]
+				}
+			}
+		}
+		step := uint16(0)
+		for s := range at {
+			if at[s] > at[step] {
+				step = uint16(s)
+			}
+		}
+		if step == 0 {
+			continue
+		}
+		a := l.p.region.at(f, step-1)
+		w := l.fails(a)
+		if w < 0.001 || w > 0.7 || proven(a) {
+			continue
+		}
+		cost := l.launchCost + requests*l.ladders.requestCost(a)
+		gain := l.validity.chance(a) * l.most(w) / (w * (cost + penalty*(size+1)*requests))
+		if gain > best.gain {
+			best = visitPlan{arm: a, fails: w, gain: gain, claim: true}
+		}
+	}
+	return best
+}
+
+// most bounds the information in an arm that fails with chance w, in nats.
+func (l *planner) most(w float64) float64 { return -w*math.Log(w) - (1-w)*math.Log(1-w) }
 
 // serverOf is the running server with all of control's client-side levels; nil
 // if the server isn't within control.
@@ -252,7 +280,7 @@ func (l *planner) order(a arm, n int, clientOnly bool) []int {
 
 // descend makes the factors of an arm safe one by one, and adds the arms on
 // both sides of the balance.
-func (l *planner) descend(from arm, order []int, add func(arm)) {
+func (l *planner) descend(from arm, order []int, balance float64, add func(arm)) {
 	position := make([]int, len(from))
 	for i := range position {
 		position[i] = -1
@@ -295,7 +323,7 @@ func (l *planner) descend(from arm, order []int, add func(arm)) {
 			add(slices.Clone(a))
 		}
 		if a[f] > 1 {
-			add(a.at(f, l.split(a, f)))
+			add(a.at(f, l.split(a, f, balance)))
 		}
 		add(a.at(f, 0))
 		return
@@ -304,7 +332,7 @@ func (l *planner) descend(from arm, order []int, add func(arm)) {
 }
 
 // split is the step of one factor that comes nearest to the balance.
-func (l *planner) split(a arm, factor int) uint16 {
+func (l *planner) split(a arm, factor int, balance float64) uint16 {
 	at := make([]float64, a[factor]+1) // by step: the chance that failing begins there
 	for i, h := range l.alive {
 		hyp := &l.p.hypotheses[h]

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -39,16 +40,31 @@ type World struct {
 	Modulators map[int]float64
 	ClientSide []int
 	LaunchCost float64 // 0 is 120
+
+	// Levels gives the first factor that many levels in order, the safe one
+	// first; it counts as suspect from level First to level Last (0 is the
+	// highest), and the failing arm has level Failing (0 is the highest).
+	Levels, First, Last, Failing int
 }
 
 // Space is the world's arms.
 func (w *World) Space() design.Space {
 	s := design.Space{}
 	for i := range w.Factors {
-		s.Factors = append(s.Factors, design.Factor{
+		f := design.Factor{
 			Name: factorName(i), ClientSide: slices.Contains(w.ClientSide, i),
 			Levels: []design.Level{{Name: "off", Role: design.Safe}, {Name: "on", Role: design.Suspect}},
-		})
+		}
+		if i == 0 && w.Levels > 0 {
+			f.Ordered = true
+			f.Levels = make([]design.Level, w.Levels)
+			for l := range f.Levels {
+				f.Levels[l].Name = strconv.Itoa(l)
+			}
+			f.Levels[0].Role = design.Safe
+			f.Levels[cmp.Or(w.Failing, w.Levels-1)].Role = design.Suspect
+		}
+		s.Factors = append(s.Factors, f)
 	}
 	return s
 }
@@ -62,10 +78,26 @@ func (w *World) Sets() []design.Arm {
 		set := design.Arm{}
 		for _, f := range c {
 			set[factorName(f)] = "on"
+			if f == 0 && w.Levels > 0 {
+				set[factorName(f)] = strconv.Itoa(w.First)
+			}
 		}
 		out = append(out, set)
 	}
 	return out
+}
+
+// on are the factors that are suspect in an arm.
+func (w *World) on(a design.Arm) []bool {
+	on := make([]bool, w.Factors)
+	for i := range on {
+		on[i] = a[factorName(i)] == "on"
+	}
+	if w.Levels > 0 {
+		level, _ := strconv.Atoi(a[factorName(0)])
+		on[0] = level >= w.First && level <= cmp.Or(w.Last, w.Levels-1)
+	}
+	return on
 }
 
 // Server is a world that runs.
@@ -89,10 +121,7 @@ func (w *World) Serve(seed uint64) *Server {
 
 // Run does what a proposal asks for.
 func (s *Server) Run(p Proposal) Observation {
-	on := make([]bool, s.world.Factors)
-	for i := range on {
-		on[i] = p.Arm[factorName(i)] == "on"
-	}
+	on := s.world.on(p.Arm)
 	if p.Launch && !s.Launch(on) {
 		return Observation{Outcome: Invalid, LaunchCost: s.world.launchCost()}
 	}

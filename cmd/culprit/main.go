@@ -34,6 +34,7 @@ type commands struct {
 	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
+	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`
 	Version   versionCommand   `cmd:"" help:"Print the version."`
 }
 
