@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +59,10 @@ type Options struct {
 	Plan     Plan
 	Header   http.Header // with secrets; never written
 	Progress func(Progress)
-	Logger   *slog.Logger
+	// Watch, if there is one, puts what else happens into the history, until
+	// its context ends. start is the history's time 0.
+	Watch  func(ctx context.Context, start time.Time, emit func(*history.Event) error)
+	Logger *slog.Logger
 }
 
 // Progress is where a run stands. Broken of Judged ops under load showed damage
@@ -125,6 +129,14 @@ func record(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, writer.Close()) }()
+
+	if o.Watch != nil {
+		watchContext, end := context.WithCancel(ctx)
+		var watch sync.WaitGroup
+		watch.Go(func() { o.Watch(watchContext, header.Started, writer.Event) })
+		defer watch.Wait()
+		defer end()
+	}
 
 	live := oracle.NewLive(header)
 	progress := func(p load.Progress) {

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,9 +12,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/search"
 	"github.com/culprit-project/culprit/target"
@@ -28,33 +32,11 @@ const (
 	FindingFile = "finding.json"
 )
 
-// Subject is what a hunt is about: the arms that there are, and how each is
-// launched and driven.
-type Subject interface {
-	Space() design.Space
-	Setup(arm design.Arm) (Setup, error)
-}
-
-// Setup is how one arm is launched and driven.
-type Setup struct {
-	Processes []target.Process // none: the server runs already, and only client-side factors vary
-	Ready     target.Ready
-	Plan      Plan // the hunt chooses the workload's sessions and seed
-	Claims    []LevelClaim
-	Files     []string // to be hashed
-}
-
-// LevelClaim is what must be true of the live server in an arm.
-type LevelClaim struct {
-	Factor string
-	Level  design.Level
-	Claim  *target.Claim
-}
-
 // HuntOptions is what a hunt takes.
 type HuntOptions struct {
 	Dir      string // the case's; made when it isn't there
-	Subject  Subject
+	Case     *Case
+	Tool     string // name and version of the program
 	Search   search.Options
 	Launcher *target.Launcher
 	Header   http.Header
@@ -93,7 +75,7 @@ const believed = 5
 // or with ctx's error; the trials up to then are on disk, and Resume goes on
 // with them.
 func Hunt(ctx context.Context, o HuntOptions) (search.Finding, error) {
-	h := &hunt{HuntOptions: o, space: o.Subject.Space()}
+	h := &hunt{HuntOptions: o, space: o.Case.Space}
 	if err := os.MkdirAll(filepath.Join(o.Dir, RunsDir), 0o755); err != nil {
 		return search.Finding{}, fmt.Errorf("make case directory: %w", err)
 	}
@@ -195,16 +177,16 @@ func (h *hunt) done() ([]Trial, error) {
 // trial runs one proposal and writes what came of it.
 func (h *hunt) trial(ctx context.Context, number int, t *Trial) (*oracle.Verdict, error) {
 	dir := filepath.Join(h.Dir, t.Dir)
-	setup, err := h.Subject.Setup(t.Proposal.Arm)
+	arm, err := h.Case.Render(t.Proposal.Arm)
 	if err != nil {
 		return nil, err
 	}
 	o := &search.Observation{Outcome: search.Ran}
 	t.Observation = o
-	if t.Proposal.Launch || h.server == nil && len(setup.Processes) > 0 {
+	if t.Proposal.Launch || h.server == nil && len(arm.Processes) > 0 {
 		o.Launched = !t.Proposal.Launch
 		started := time.Now()
-		err := h.launch(ctx, setup, filepath.Join(dir, logsDir))
+		err := h.launch(ctx, arm, filepath.Join(dir, logsDir))
 		t.LaunchMS = time.Since(started).Milliseconds()
 		if failed, ok := errors.AsType[*target.LaunchError](err); ok && ctx.Err() == nil {
 			o.Outcome, t.Note = search.Invalid, failed.Error()
@@ -214,19 +196,24 @@ func (h *hunt) trial(ctx context.Context, number int, t *Trial) (*oracle.Verdict
 			return nil, err
 		}
 	}
-	v, err := h.run(ctx, number, dir, setup, t)
+	v, err := h.run(ctx, number, dir, arm, t)
 	if err != nil {
 		return nil, err
 	}
 	return v, WriteJSON(filepath.Join(dir, TrialFile), t)
 }
 
-func (h *hunt) launch(ctx context.Context, s Setup, logs string) error {
+func (h *hunt) launch(ctx context.Context, arm *Rendered, logs string) error {
 	h.stop()
-	if len(s.Processes) == 0 {
+	if len(arm.Processes) == 0 {
 		return nil
 	}
-	server, err := h.Launcher.Launch(ctx, s.Processes, s.Ready, logs)
+	launcher := *h.Launcher
+	launcher.Grace = cmp.Or(h.Case.Grace, launcher.Grace)
+	if len(h.Case.SSH) > 0 {
+		launcher.SSH = h.Case.SSH
+	}
+	server, err := launcher.Launch(ctx, arm.Processes, arm.Ready, logs)
 	if err != nil {
 		return err
 	}
@@ -244,78 +231,81 @@ func (h *hunt) stop() {
 	h.server, h.before = nil, nil
 }
 
-// run attests, drives, judges, and attests again.
-func (h *hunt) run(ctx context.Context, number int, dir string, s Setup, t *Trial) (*oracle.Verdict, error) {
-	client := &target.Server{BaseURL: s.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient}
-	before, err := h.attest(ctx, client, s)
+// run attests, drives, judges, and attests again. The trial doesn't count when
+// the server wasn't what the arm says, changed meanwhile, or wasn't exercised
+// as the case requires.
+func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t *Trial) (*oracle.Verdict, error) {
+	server := &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient}
+	before, err := h.attest(ctx, server)
 	if err != nil {
 		return nil, err
 	}
-	void := func(note string) (*oracle.Verdict, error) {
-		t.Observation.Outcome, t.Note = search.Void, note
-		return nil, nil
+	if err := os.MkdirAll(filepath.Join(dir, logsDir), 0o755); err != nil {
+		return nil, fmt.Errorf("make run directory: %w", err)
 	}
-	if note := unmet(before, s.Claims); note != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
-		if err := WriteJSON(filepath.Join(dir, AttestFile), before); err != nil {
-			return nil, err
-		}
-		return void(note)
+	if unmet := h.Case.Attest(before, t.Proposal.Arm); len(unmet) > 0 {
+		t.Observation.Outcome, t.Note = search.Void, strings.Join(unmet, "\n")
+		return nil, WriteJSON(filepath.Join(dir, AttestFile), before)
 	}
-	plan := s.Plan
-	rounds := plan.Workload.Rounds
-	plan.Workload.Sessions = max((t.Proposal.Requests+rounds-1)/rounds, plan.Concurrency)
-	// Each trial has sessions of its own: fresh evidence, and a cold cache.
-	plan.Workload.Seed += uint64(number)
-	plan.Workload.RunKey = ""
-	if plan.Workload, err = plan.Workload.WithDefaults(); err != nil {
+	plan, err := h.plan(ctx, number, arm, server, t.Proposal.Requests)
+	if err != nil {
 		return nil, err
 	}
-	if plan.Model == "" {
-		id, err := client.Identify(ctx)
-		if err != nil {
-			return void(err.Error())
-		}
-		if len(id.Models) > 0 {
-			plan.Model = id.Models[0]
-		}
-		plan.Server = id.String()
-	}
+	var movement target.Movement
 	started := time.Now()
-	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger})
+	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger, Watch: h.watch(server, &movement)})
 	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	took := time.Since(started)
-	t.RunMS = took.Milliseconds()
-	after, err := h.attest(ctx, client, s)
+	t.RunMS = time.Since(started).Milliseconds()
+	after, err := h.attest(ctx, server)
 	if err != nil {
 		return nil, err
 	}
 	if err := WriteJSON(filepath.Join(dir, AttestFile), before); err != nil {
 		return nil, err
 	}
-	observe(v, t.Observation)
-	if t.LaunchMS > 0 && t.Observation.Requests > 0 && took > 0 {
-		t.Observation.LaunchCost = float64(t.LaunchMS) / (float64(t.RunMS) / float64(t.Observation.Requests))
+	t.Note = observe(v, t.Observation)
+	if t.LaunchMS > 0 && t.Observation.Requests > 0 && t.RunMS > 0 {
+		t.Observation.LaunchCost = float64(t.LaunchMS) * float64(t.Observation.Requests) / float64(t.RunMS)
 	}
-	if t.Observation.Outcome == search.Void {
-		t.Note = fmt.Sprint(v.Reasons)
-	}
-	if changed := target.Changed(before, after); len(changed) > 0 && t.Observation.Outcome == search.Ran {
-		_, err := void(fmt.Sprintf("the server changed during the run: %v", changed))
-		return v, err
+	if t.Observation.Outcome == search.Ran {
+		if note := h.uncounted(before, after, &movement); note != "" {
+			t.Observation.Outcome, t.Note = search.Void, note
+		}
 	}
 	return v, nil
 }
 
-func (h *hunt) attest(ctx context.Context, client *target.Server, s Setup) (*target.Attestation, error) {
-	o := target.AttestOptions{Server: client, Files: s.Files, Known: h.before}
+// plan completes an arm's plan: as many sessions as the proposal asks for, of
+// their own for each trial, so that they are fresh evidence and find a cold
+// cache.
+func (h *hunt) plan(ctx context.Context, number int, arm *Rendered, server *target.Server, requests int) (Plan, error) {
+	p := arm.Plan
+	p.Tool = h.Tool
+	p.Workload.Sessions = max((requests+p.Workload.Rounds-1)/p.Workload.Rounds, p.Concurrency)
+	p.Workload.Seed += uint64(number)
+	p.Workload.RunKey = ""
+	var err error
+	if p.Workload, err = p.Workload.WithDefaults(); err != nil {
+		return p, err
+	}
+	id, err := server.Identify(ctx)
+	if err != nil {
+		return p, err
+	}
+	if p.Model == "" && len(id.Models) > 0 {
+		p.Model = id.Models[0]
+	}
+	p.Server = id.String()
+	return p, nil
+}
+
+func (h *hunt) attest(ctx context.Context, server *target.Server) (*target.Attestation, error) {
+	o := target.AttestOptions{Server: server, Files: h.Case.Files, Packages: h.Case.Packages, Known: h.before}
 	if h.server != nil {
 		trees, err := h.server.Trees(ctx)
 		if err != nil {
@@ -331,34 +321,77 @@ func (h *hunt) attest(ctx context.Context, client *target.Server, s Setup) (*tar
 	return a, nil
 }
 
-// unmet says which claims the live server doesn't meet; empty when it meets
-// them all. One that can't be told isn't met: an arm counts only if it was
-// what it claimed.
-func unmet(a *target.Attestation, claims []LevelClaim) string {
-	for _, c := range claims {
-		ok, why, err := c.Claim.Holds(a, c.Level)
+// watch puts the server's metrics and the lines of its logs that the case asks
+// for into the history, and into what requirements are about.
+func (h *hunt) watch(server *target.Server, movement *target.Movement) func(context.Context, time.Time, func(*history.Event) error) {
+	return func(ctx context.Context, start time.Time, emit func(*history.Event) error) {
+		var mu sync.Mutex
+		both := func(e *history.Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			movement.Add(e)
+			return emit(e)
+		}
+		var all sync.WaitGroup
+		watch := func(what string, run func(context.Context) error) {
+			all.Go(func() {
+				if err := run(ctx); err != nil && h.Logger != nil {
+					h.Logger.Warn(what, slog.Any("error", err))
+				}
+			})
+		}
+		watch("scrape metrics", (&target.Scraper{Server: server, Start: start, Emit: both}).Run)
+		if h.server != nil && len(h.Case.Logs) > 0 {
+			watch("follow logs", (&target.Follower{Files: h.server.Logs(), Patterns: h.Case.Logs, Start: start, Emit: both}).Run)
+		}
+		all.Wait()
+	}
+}
+
+// uncounted says why a run that came to its end is no evidence all the same.
+func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Movement) string {
+	if changed := target.Changed(before, after); len(changed) > 0 {
+		d := changed[0]
+		return fmt.Sprintf("the server changed during the run: %s %s was %s and is %s", d.Kind, d.Name, d.A, d.B)
+	}
+	for _, r := range h.Case.Require {
+		ok, why, err := r.Met(movement)
 		switch {
 		case err != nil:
-			return fmt.Sprintf("%s=%s can't be attested: %v", c.Factor, c.Level.Name, err)
+			return fmt.Sprintf("not exercised: %s can't be told: %v", r, err)
 		case !ok:
-			return fmt.Sprintf("%s=%s isn't what runs: %s", c.Factor, c.Level.Name, why)
+			return fmt.Sprintf("not exercised: %s doesn't hold: %s", r, why)
 		}
 	}
 	return ""
 }
 
-// observe takes from a verdict what the search counts. Whether a rate is a
-// weak model's or a fault's is what the arms' comparison tells, so no control
-// is needed here.
-func observe(v *oracle.Verdict, o *search.Observation) {
+// observe takes from a verdict what the search counts, and says why where it
+// doesn't count. Whether a rate is a weak model's or a fault's is what the
+// comparison of arms tells, so no control is needed here.
+func observe(v *oracle.Verdict, o *search.Observation) (note string) {
 	o.Requests, o.Failures = v.Broken.Main.Trials, v.Broken.Main.Failures
-	wedged := slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool { return c.Convicts && c.Means == oracle.Wedged })
-	o.Poisoned = slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool { return c.Convicts && c.Class == oracle.Poisoned })
-	holds := !slices.ContainsFunc(v.Assumptions, func(a oracle.Assumption) bool { return !a.Holds })
-	switch {
-	case wedged:
-		o.Outcome = search.Wedged
-	case len(v.Crashes) > 0, !holds && o.Failures == 0, o.Requests == 0:
-		o.Outcome = search.Void
+	convicts := func(of func(*oracle.ClassResult) bool) bool {
+		return slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool { return c.Convicts && of(&c) })
 	}
+	o.Poisoned = convicts(func(c *oracle.ClassResult) bool { return c.Class == oracle.Poisoned })
+	if convicts(func(c *oracle.ClassResult) bool { return c.Means == oracle.Wedged }) {
+		o.Outcome = search.Wedged
+		return ""
+	}
+	if len(v.Crashes) > 0 {
+		o.Outcome = search.Void
+		return "the oracle " + v.Crashes[0].Oracle + " crashed"
+	}
+	for _, a := range v.Assumptions {
+		if !a.Holds && o.Failures == 0 { // that something broke needs no assumption
+			o.Outcome = search.Void
+			return a.Name + ": " + a.Found
+		}
+	}
+	if o.Requests == 0 {
+		o.Outcome = search.Void
+		return "no reply could be judged"
+	}
+	return ""
 }

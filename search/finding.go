@@ -114,6 +114,9 @@ func (s *Search) Progress(n int) Progress {
 	h := s.hunt
 	p := Progress{Needed: map[string]float64{}}
 	if b := h.belief; b != nil {
+		if len(b.weights) != len(b.cells) { // an arm that is proposed but not seen yet has split some
+			b.weigh()
+		}
 		order := make([]int, len(b.hypotheses))
 		for i := range order {
 			order[i] = i

@@ -32,6 +32,7 @@ const (
 type commands struct {
 	Run       runCommand       `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
 	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
+	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`
@@ -93,6 +94,9 @@ func run(args []string) (code int) {
 	}
 	if status, ok := errors.AsType[verdictError](err); ok {
 		return exitCode(oracle.Status(status))
+	}
+	if _, ok := errors.AsType[undecidedError](err); ok {
+		return exitInconclusive
 	}
 	if _, ok := errors.AsType[*app.UsageError](err); ok {
 		return fail(s, exitUsage, err)

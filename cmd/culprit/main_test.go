@@ -10,7 +10,10 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,23 +40,43 @@ func TestScripts(t *testing.T) {
 			"waitfile": waitFile,
 			"cutfile":  cutFile,
 			"waitops":  waitOps,
+			"freeport": freePort,
+			"expand":   expand,
 		},
 	})
 }
 
 // waitFile waits until a file exists, and puts its text into a variable:
-// waitfile FILE VARIABLE.
+// waitfile PATTERN VARIABLE.
 func waitFile(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: waitfile FILE VARIABLE")
 	}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if b, err := os.ReadFile(ts.MkAbs(args[0])); err == nil && len(b) > 0 {
+		matches, err := filepath.Glob(ts.MkAbs(args[0]))
+		ts.Check(err)
+		if len(matches) == 0 {
+			continue
+		}
+		if b, err := os.ReadFile(matches[0]); err == nil && len(b) > 0 {
 			ts.Setenv(args[1], string(b))
 			return
 		}
 	}
 	ts.Fatalf("%s did not appear", args[0])
+}
+
+// freePort puts a port that nobody listens on into a variable.
+func freePort(ts *testscript.TestScript, _ bool, args []string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	ts.Setenv(args[0], fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
+	ts.Check(l.Close())
+}
+
+// expand replaces $VARIABLES in a file.
+func expand(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(os.Expand(ts.ReadFile(args[0]), ts.Getenv)), 0o644))
 }
 
 // waitOps waits until a history that is being written holds so many ops:
@@ -114,11 +137,15 @@ func fakeServer() {
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
 	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
+	listen := flag.String("listen", "127.0.0.1:0", "")
+	flag.Func("set", "neutral settings; a fault then needs a=on and b=on", func(name string) error { f.set = append(f.set, name); return nil })
 	flag.CommandLine.Parse(os.Args[1:])
-	plan.Seed = 1
-	f.learn(plan)
+	f.plan = plan
+	if f.set != nil && !(slices.Contains(f.set, "a=on") && slices.Contains(f.set, "b=on")) {
+		f.fault = ""
+	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", *listen)
 	if err != nil {
 		panic(err)
 	}
@@ -139,7 +166,11 @@ type fake struct {
 	delay   time.Duration
 	running atomic.Int64
 	served  atomic.Int64
-	answers map[[32]byte]*openai.Reply
+	set     []string
+	plan    workload.Plan
+
+	mu      sync.Mutex
+	answers map[int64]map[[32]byte]*openai.Reply // by the request's seed
 	canary  string
 }
 
@@ -151,13 +182,32 @@ func messageKey(r *openai.ChatRequest) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// learn plays every session and keeps the right answer to each prompt.
-func (f *fake) learn(p workload.Plan) {
+// answer is the right reply to a request; nil when it is of no session.
+func (f *fake) answer(r *openai.ChatRequest) *openai.Reply {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.Seed == nil {
+		return nil
+	}
+	if f.answers[*r.Seed] == nil {
+		f.learn(*r.Seed)
+	}
+	return f.answers[*r.Seed][messageKey(r)]
+}
+
+// learn plays every session of a seed and keeps the right answer to each
+// prompt.
+func (f *fake) learn(seed int64) {
+	p := f.plan
+	p.Seed = uint64(seed)
 	w, err := workload.New(p)
 	if err != nil {
 		panic(err)
 	}
-	f.answers = map[[32]byte]*openai.Reply{}
+	if f.answers == nil {
+		f.answers = map[int64]map[[32]byte]*openai.Reply{}
+	}
+	answers := map[[32]byte]*openai.Reply{}
 	for i := range p.Sessions + 8 {
 		for _, alone := range []bool{false, true} {
 			s := w.Session(i, alone)
@@ -168,13 +218,14 @@ func (f *fake) learn(p workload.Plan) {
 					break
 				}
 				reply = workload.RightReply(turn)
-				f.answers[messageKey(&turn.Request)] = reply
+				answers[messageKey(&turn.Request)] = reply
 				if i == 0 && !alone {
 					f.canary = turn.Expect.Canary
 				}
 			}
 		}
 	}
+	f.answers[seed] = answers
 }
 
 func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -202,7 +253,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := openai.Reply{Content: "pong", FinishReason: "stop"}
-	if known, ok := f.answers[messageKey(&req)]; ok {
+	if known := f.answer(&req); known != nil {
 		answer = *known
 	}
 	time.Sleep(f.delay) // a batch forms

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/culprit-project/culprit/internal/app"
+	"github.com/culprit-project/culprit/search"
+)
+
+type huntCommand struct {
+	Case     string            `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
+	Dir      string            `short:"o" name:"output" type:"path" placeholder:"DIR" help:"Where the trials go (default: the case's directory)."`
+	Resume   bool              `help:"Go on where an earlier hunt stopped; no finished trial is repeated."`
+	Seed     uint64            `placeholder:"N" help:"Of the search (default: the workload's)."`
+	MinRate  float64           `placeholder:"R" help:"Lowest rate of failure that is looked for (default: 0.004)."`
+	Wall     time.Duration     `placeholder:"D" help:"Stop after that long (default: the case's budget)."`
+	Launches int               `placeholder:"N" help:"At most so many launches (default: the case's budget)."`
+	Requests int               `placeholder:"N" help:"At most so many requests (default: the case's budget)."`
+	APIKey   string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
+	Header   map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
+	Format   string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	DryRun   bool              `help:"Say what is varied and what it may cost, and launch nothing."`
+}
+
+func (c *huntCommand) Run(ctx context.Context, s *streams) error {
+	launcher, err := launcher()
+	if err != nil {
+		return err
+	}
+	out := newScreen(os.Stdout)
+	if c.Format == "json" {
+		out = nil
+	}
+	status, err := app.Hunt(ctx, app.HuntOptions{
+		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
+		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
+		Resume: c.Resume, DryRun: c.DryRun, Launcher: launcher, Tool: version(),
+	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	if err != nil {
+		return err
+	}
+	return hunted(status)
+}
+
+// hunted turns what a hunt came to into a command's result: a finding is
+// success, whatever it is; no finding is inconclusive.
+func hunted(status search.Status) error {
+	switch status {
+	case search.Found, search.NoneOfThese:
+		return nil
+	case search.NotReproduced, search.Undecided, search.Running:
+	}
+	return undecidedError(status)
+}
+
+// undecidedError is a hunt without a finding; everything to be said about it
+// has been printed.
+type undecidedError search.Status
+
+func (e undecidedError) Error() string { return string(e) }

@@ -1,0 +1,142 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/report"
+	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/target"
+)
+
+// HuntOptions is what hunt is asked for. Zero values take the case's own, or
+// defaults.
+type HuntOptions struct {
+	Server           // header and key alone
+	Case     string  // a case.yaml, or the directory that it is in
+	Dir      string  // where the trials go; empty is the case's directory
+	Seed     uint64  // of the search
+	MinRate  float64 // of failure, that is looked for
+	Wall     time.Duration
+	Launches int
+	Requests int
+	Resume   bool
+	DryRun   bool
+	Launcher *target.Launcher
+	Tool     string
+}
+
+// Hunt finds the culprit of a case and shows what it rests on.
+func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error) {
+	c, err := experiment.ReadCase(o.Case)
+	if err != nil {
+		return "", &UsageError{err}
+	}
+	dir := cmp.Or(o.Dir, filepath.Dir(c.Path))
+	options, err := o.search(c)
+	if err != nil {
+		return "", err
+	}
+	h := huntScreen{out: out, subject: c}
+	h.before(options)
+	if o.DryRun {
+		return search.Found, nil
+	}
+	if wall := cmp.Or(o.Wall, c.Budget.Wall); wall > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, wall, fmt.Errorf("the budget of %s is used up", wall))
+		defer cancel()
+	}
+	finding, err := experiment.Hunt(ctx, experiment.HuntOptions{
+		Dir: dir, Case: c, Tool: o.Tool, Search: options, Launcher: o.Launcher, Header: o.headers(), Resume: o.Resume,
+		Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
+	})
+	switch {
+	case ctx.Err() != nil:
+		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: go on with culprit hunt --resume %s", context.Cause(ctx), o.Case)}
+	case errors.Is(err, fs.ErrPermission):
+		return "", err
+	case err != nil:
+		return "", &NoVerdictError{err}
+	}
+	if out.Screen == nil {
+		return finding.Status, writeJSON(out.JSON, struct {
+			Dir string `json:"dir"`
+			search.Finding
+		}{dir, finding})
+	}
+	report.Hunt(out.Screen, c.Space, finding, h.trials, dir)
+	return finding.Status, nil
+}
+
+// search turns the case and what was asked for into the search's options.
+func (o *HuntOptions) search(c *experiment.Case) (search.Options, error) {
+	failing, err := c.Render(c.Space.Failing())
+	if err != nil {
+		return search.Options{}, &UsageError{err}
+	}
+	return search.Options{
+		Seed:    cmp.Or(o.Seed, failing.Plan.Workload.Seed),
+		Error:   c.Error,
+		MinRate: o.MinRate,
+		Budget:  search.Budget{Launches: cmp.Or(o.Launches, c.Budget.Launches), Requests: cmp.Or(o.Requests, c.Budget.Requests)},
+		// As many as it takes for the load to be what it is in the failing arm.
+		Batch: max(failing.Plan.Concurrency, 1) * max(failing.Plan.Workload.Rounds, 1),
+	}, nil
+}
+
+// huntScreen shows a hunt as it goes.
+type huntScreen struct {
+	out     Output
+	subject *experiment.Case
+	trials  []experiment.Trial
+}
+
+// before says what is varied, and what it may cost.
+func (h *huntScreen) before(o search.Options) {
+	s := h.out.Progress
+	var names []string
+	for _, f := range h.subject.Space.Factors {
+		safe := f.Levels[f.Safe()].Name
+		names = append(names, fmt.Sprintf("%s (%s or %s)", f.Name, f.Levels[f.Failing()].Name, safe))
+	}
+	s.Printf("%s: %d factors: %s\n", h.subject.Path, len(names), strings.Join(names, ", "))
+	requests := func(rate float64) int { return int(3/rate) + 1 } // none of so many: the rate is below, with 95% probability
+	s.Printf("To see that an arm fails less than 1%% of the time takes %d requests in it, less than 0.1%% takes %d; a trial has at least %d.\n",
+		requests(0.01), requests(0.001), o.Batch)
+	if o.Budget.Launches > 0 {
+		s.Printf("At most %d launches.\n", o.Budget.Launches)
+	}
+	s.Printf("\n")
+}
+
+func (h *huntScreen) step(step experiment.Step) {
+	if step.Ended {
+		h.trials = append(h.trials, step.Trial)
+	}
+	if step.Resumed && !step.Ended {
+		return
+	}
+	report.Trial(h.out.Progress, h.subject.Space, step)
+}
+
+// WriteCase writes a case's file into a new directory and returns its path.
+func WriteCase(dir, text string) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make case directory: %w", err)
+	}
+	path := filepath.Join(dir, experiment.CaseFile)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		return "", fmt.Errorf("write case: %w", err)
+	}
+	return path, nil
+}
