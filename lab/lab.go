@@ -97,6 +97,9 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, nil
 }
 
+// TokenBytes is what a token takes of either tier, all layers together.
+func TokenBytes(d model.IndexDType) int { return model.Layers * (4*model.RowDim + d.PageBytes(1)) }
+
 // Engine runs requests. Submit, Abort, Flush and Stats may be called by any
 // goroutine; Run, Step and Check by one.
 type Engine struct {

@@ -325,13 +325,14 @@ func TestHostTierSurvivesFailures(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2)) // the forward pass's
 	wait := e.cache.Wait
 	e.cache.Wait = func(layer int) {
-		if rng.IntN(150) == 0 {
+		if rng.IntN(100) == 0 {
 			panic("out of order")
 		}
 		wait(layer)
 	}
 	failed := 0
-	for range 4 {
+	done := 0
+	for range 10 {
 		streams := map[int]*Stream{}
 		for i, r := range requests(12) {
 			s, err := e.Submit(t.Context(), r)
@@ -351,13 +352,16 @@ func TestHostTierSurvivesFailures(t *testing.T) {
 				failed++
 				continue
 			}
+			done++
 			if diff := cmp.Diff(alone()[model.BF16][i], got); diff != "" {
 				t.Fatalf("request %d: %s", i, diff)
 			}
 		}
 	}
-	if stats := e.Stats(); failed == 0 || stats.HostTokens == 0 {
-		t.Errorf("%d failed, %+v", failed, stats)
+	stats := e.Stats()
+	t.Logf("%d done, %d failed, %d tokens from the host", done, failed, stats.HostTokens)
+	if failed == 0 || done < 30 || stats.HostTokens == 0 {
+		t.Errorf("%d done, %d failed, %+v", done, failed, stats)
 	}
 	if err := leftovers(e); err != nil {
 		t.Error(err)

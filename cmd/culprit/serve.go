@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -19,6 +21,8 @@ import (
 
 	"github.com/culprit-project/culprit/lab"
 	"github.com/culprit-project/culprit/lab/api"
+	"github.com/culprit-project/culprit/lab/host"
+	"github.com/culprit-project/culprit/lab/kv"
 	"github.com/culprit-project/culprit/lab/model"
 )
 
@@ -32,14 +36,22 @@ type labServe struct {
 	ServedModelName string `default:"culprit-lab" placeholder:"NAME" help:"The model's name (default: ${default})."`
 	LoadFormat      string `enum:"auto,dummy" default:"auto" help:"auto: the trained weights; dummy: seeded random ones."`
 
-	PageSize           int     `placeholder:"N" help:"Tokens of a page of the cache, a multiple of 16 (default: ${page_size})."`
-	MaxTotalTokens     int     `placeholder:"N" help:"Tokens that the cache holds (default: ${max_total_tokens})."`
-	MaxRunningRequests int     `placeholder:"N" help:"Requests that have pages at once (default: ${max_running_requests})."`
-	ChunkedPrefillSize int     `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
-	DisableRadixCache  bool    `help:"Don't share the pages of common prefixes."`
-	IndexKDtype        string  `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
-	Workers            int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, but one, at most 8)."`
-	RandomSeed         *uint64 `placeholder:"N" help:"Seed of requests that bring none (default: drawn at start)."`
+	PageSize           int    `placeholder:"N" help:"Tokens of a page of the cache, a multiple of 16 (default: ${page_size})."`
+	MaxTotalTokens     int    `placeholder:"N" help:"Tokens that the cache holds (default: ${max_total_tokens})."`
+	MaxRunningRequests int    `placeholder:"N" help:"Requests that have pages at once (default: ${max_running_requests})."`
+	ChunkedPrefillSize int    `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
+	DisableRadixCache  bool   `help:"Don't share the pages of common prefixes."`
+	IndexKDtype        string `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
+
+	EnableHierarchicalCache bool    `help:"Keep prefixes in host memory too, and load them from there."`
+	HicacheRatio            float64 `default:"2" placeholder:"X" help:"Tokens of the host tier for each of the device's (default: ${default})."`
+	HicacheSize             float64 `placeholder:"GB" help:"Size of the host tier in gigabytes, in place of the ratio."`
+	HicacheWritePolicy      string  `enum:"write_through,write_back" default:"write_through" help:"When pages are copied to the host: write_through, at once, or write_back, when the device needs the room."`
+	HicacheMemLayout        string  `enum:"layer_first,page_first" default:"page_first" help:"How pages stand in host memory: page_first or layer_first."`
+	HicachePartialPages     bool    `help:"Load the beginning of a host page too, token by token."`
+
+	Workers    int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, but one, at most 8)."`
+	RandomSeed *uint64 `placeholder:"N" help:"Seed of requests that bring none (default: drawn at start)."`
 }
 
 const gcPercent = 20 // of the live heap
@@ -71,11 +83,33 @@ func (c *labServe) config() lab.Config {
 	if c.IndexKDtype == model.BF16.String() {
 		config.IndexDType = model.BF16
 	}
+	if c.EnableHierarchicalCache {
+		config.HostTokens = c.hostTokens(config)
+		config.HostParts = c.HicachePartialPages
+		if c.HicacheWritePolicy == kv.WriteBack.String() {
+			config.WritePolicy = kv.WriteBack
+		}
+		if c.HicacheMemLayout == host.LayerFirst.String() {
+			config.HostLayout = host.LayerFirst
+		}
+	}
 	return config
+}
+
+// hostTokens is how many tokens the host tier is to hold.
+func (c *labServe) hostTokens(config lab.Config) int {
+	tokens := c.HicacheRatio * float64(cmp.Or(config.MaxTokens, lab.DefaultMaxTokens))
+	if c.HicacheSize != 0 {
+		tokens = c.HicacheSize * 1e9 / float64(lab.TokenBytes(config.IndexDType))
+	}
+	return int(max(-1, min(tokens, math.MaxInt32)))
 }
 
 // Validate is called when the flags are parsed.
 func (c *labServe) Validate() error {
+	if c.EnableHierarchicalCache && c.hostTokens(c.config()) < 1 {
+		return errors.New("--hicache-ratio and --hicache-size must be above 0")
+	}
 	_, err := c.config().WithDefaults()
 	return err
 }

@@ -103,6 +103,13 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) *failure {
 		"chunked_prefill_size": c.ChunkTokens,
 		"disable_radix_cache":  c.NoRadix,
 		"index_k_dtype":        c.IndexDType.String(),
+
+		"enable_hierarchical_cache": c.HostTokens > 0,
+		"hicache_total_tokens":      stats.HostPages * c.PageSize,
+		"hicache_mem_layout":        c.HostLayout.String(),
+		"hicache_write_policy":      c.WritePolicy.String(),
+		"hicache_partial_pages":     c.HostParts,
+
 		"workers":              c.Workers,
 		"random_seed":          c.Seed,
 		"context_length":       s.Engine.Context(),
@@ -161,11 +168,14 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 	m.add("gauge", "radix_pages", "Pages of known prefixes, in use or not.", row{value: uint64(stats.CachedPages)})
 	m.histogram("step_requests", "Requests in a step.", []histogramRow{{`kind="prefill"`, stats.Prefill}, {`kind="decode"`, stats.Decode}})
 	m.add("counter", "prompt_tokens_total", "Tokens of the prompts that were admitted.", row{value: stats.PromptTokens})
-	m.add("counter", "cached_tokens_total", "Tokens of prompts that were found in the cache.", row{`tier="device"`, stats.CachedTokens})
+	m.add("counter", "cached_tokens_total", "Tokens of prompts that were found in the cache.",
+		row{`tier="device"`, stats.CachedTokens - stats.HostTokens}, row{`tier="host"`, stats.HostTokens})
 	m.add("counter", "generation_tokens_total", "Tokens that were generated.", row{value: stats.GeneratedTokens})
 	m.add("counter", "chunked_prefills_total", "Parts of prompts that left a rest for a later step.", row{value: stats.Chunked})
 	m.add("counter", "num_retractions_total", "Running requests that lost their pages for a while.", row{value: stats.Retractions})
-	m.add("counter", "evicted_pages_total", "Pages of known prefixes that had to go.", row{value: stats.Evicted})
+	m.add("counter", "evicted_pages_total", "Pages of known prefixes that had to go.",
+		row{`tier="device"`, stats.Evicted}, row{`tier="host"`, stats.HostEvicted})
+	m.host(stats)
 	var ended []row
 	for _, reason := range lab.Reasons() {
 		ended = append(ended, row{fmt.Sprintf("outcome=%q", reason), stats.Ended[reason]})
@@ -177,6 +187,26 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write(m.Bytes()) // nobody can be told that the client has gone
 	return nil
+}
+
+// host writes the host tier's counts. Its copies have no rows where there is no
+// such tier.
+func (m *metrics) host(stats lab.Stats) {
+	m.add("gauge", "host_pages", "Pages of the host tier.",
+		row{`state="free"`, uint64(stats.HostPages - stats.HostCachedPages)},
+		row{`state="used"`, uint64(stats.HostCachedPages)})
+	m.add("counter", "backed_up_pages_total", "Pages that were to be copied to the host.",
+		row{`outcome="copied"`, stats.BackedUp}, row{`outcome="dropped"`, stats.BackupsDropped})
+	m.add("counter", "loaded_pages_total", "Pages, or parts of them, that were loaded from the host.", row{value: stats.Loaded})
+	m.add("counter", "layer_waits_total", "How the forward pass found a layer that it came to: nothing was being loaded, it was there, or it had to wait.",
+		row{`state="idle"`, stats.Waits.Idle}, row{`state="loaded"`, stats.Waits.Loaded}, row{`state="loading"`, stats.Waits.Loading})
+	var calls, tokens []row
+	for _, c := range stats.Copies {
+		labels := fmt.Sprintf("pool=%q,direction=%q,branch=%q", c.Pool, c.Direction, c.Branch)
+		calls, tokens = append(calls, row{labels, c.Calls}), append(tokens, row{labels, c.Tokens})
+	}
+	m.add("counter", "copies_total", "Copies between the tiers, one for each layer.", calls...)
+	m.add("counter", "copied_tokens_total", "Tokens copied between the tiers, once for each layer.", tokens...)
 }
 
 // metrics is text in Prometheus's format. All names have one prefix.

@@ -346,6 +346,43 @@ func TestCachedTokens(t *testing.T) {
 	}
 }
 
+// TestCachedTokensOfTheHost: on a device with room for one request, the host
+// has what another pushed out, all but their common page, and the metrics say
+// how it came back.
+func TestCachedTokensOfTheHost(t *testing.T) {
+	s := newServer(t, lab.Config{PageSize: 16, MaxTokens: 64, HostTokens: 256})
+	ask := func(content string) string {
+		_, b := s.do(t, http.MethodPost, "/v1/chat/completions",
+			`{"messages":[{"role":"user","content":"`+strings.Repeat(content, 40)+`"}],"max_tokens":1}`)
+		return string(b)
+	}
+	ask("x")
+	ask("y")
+	if got, want := ask("x"), `{"cached_tokens":32,"cached_tokens_details":{"device":16,"host":16}}`; !strings.Contains(got, want) {
+		t.Errorf("%s, want %s", got, want)
+	}
+	_, metrics := s.do(t, http.MethodGet, "/metrics", "")
+	for _, want := range []string{
+		`culprit_lab_cached_tokens_total{tier="host"} 16`,
+		`culprit_lab_loaded_pages_total 1`,
+		`culprit_lab_copies_total{pool="index_k",direction="load",branch="page_aligned"} 4`,
+		`culprit_lab_copied_tokens_total{pool="latent",direction="load",branch="page_aligned"} 64`,
+		`culprit_lab_copies_total{pool="index_k",direction="load",branch="token_granular"} 0`,
+		`culprit_lab_host_pages{state="used"} `,
+		`culprit_lab_layer_waits_total{state="idle"} `,
+	} {
+		if !strings.Contains(string(metrics), want) {
+			t.Errorf("no %s in %s", want, metrics)
+		}
+	}
+	_, info := s.do(t, http.MethodGet, "/server_info", "")
+	for _, want := range []string{`"enable_hierarchical_cache":true`, `"hicache_mem_layout":"page_first"`, `"hicache_write_policy":"write_through"`, `"hicache_total_tokens":256`} {
+		if !strings.Contains(string(info), want) {
+			t.Errorf("no %s in %s", want, info)
+		}
+	}
+}
+
 func TestRequestID(t *testing.T) {
 	s := newServer(t, lab.Config{})
 	const body = `"messages":[{"role":"user","content":"hi"}],"max_tokens":1}`
