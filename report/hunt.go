@@ -98,7 +98,11 @@ func leading(p search.Progress) string {
 	var parts []string
 	for _, b := range p.Leading {
 		if b.Probability >= shownBelief {
-			parts = append(parts, fmt.Sprintf("%s %.0f%%", strings.Join(slices.Sorted(maps.Keys(b.Set)), " + "), 100*b.Probability))
+			name := "nothing that varies"
+			if len(b.Set) > 0 {
+				name = strings.Join(slices.Sorted(maps.Keys(b.Set)), " + ")
+			}
+			parts = append(parts, fmt.Sprintf("%s %.0f%%", name, 100*b.Probability))
 		}
 	}
 	if p.None >= shownBelief {
@@ -181,7 +185,13 @@ func evidence(s *term.Screen, c search.Cause) {
 		if e.Requests > 0 {
 			rate = float64(e.Failures) / float64(e.Requests)
 		}
-		rows = append(rows, []string{name, fmt.Sprint(e.Launches), fmt.Sprintf("%d/%d", e.Failures, e.Requests), percent(rate), fmt.Sprintf("[%.1f, %.1f]", 100*e.Low, 100*e.High)})
+		// Few launches say little of what the next one will do, however many
+		// requests each had: an interval that covers half of everything is none.
+		interval := "-"
+		if e.High-e.Low < 0.5 {
+			interval = fmt.Sprintf("[%.1f, %.1f]", 100*e.Low, 100*e.High)
+		}
+		rows = append(rows, []string{name, fmt.Sprint(e.Launches), fmt.Sprintf("%d/%d", e.Failures, e.Requests), percent(rate), interval})
 	}
 	add("these alone, all else safe", c.With)
 	for _, w := range c.Without {
