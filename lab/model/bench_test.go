@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/culprit-project/culprit/lab/fault"
 )
 
 // The size of the model that the project ships; its weights don't matter here.
@@ -91,27 +93,79 @@ func BenchmarkDecode80(b *testing.B) {
 	for _, d := range []IndexDType{FP8, BF16} {
 		b.Run(d.String(), func(b *testing.B) {
 			m := testModel(b, benchVocab)
-			rng := rand.New(rand.NewPCG(1, 1))
-			const pageSize, batchSize = 64, 80
-			batch := &Batch{}
-			next := int32(1)
-			for i := range batchSize {
-				position := int32(400 + rng.IntN(500))
-				var table []int32
-				for range position/pageSize + 1 {
-					table = append(table, next)
-					next++
-				}
-				batch.Tables = append(batch.Tables, table)
-				batch.Logits = append(batch.Logits, int32(i))
-				batch.Rows = append(batch.Rows, Row{
-					Token: int32(i), Position: position, Table: int32(i),
-					Slot: table[position/pageSize]*pageSize + position%pageSize,
-				})
+			batch, c := decode80(d)
+			best(b, m, c, m.NewScratch(len(batch.Rows)), batch)
+		})
+	}
+}
+
+func decode80(d IndexDType) (*Batch, *Cache) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	const pageSize, batchSize = 64, 80
+	batch := &Batch{}
+	next := int32(1)
+	for i := range batchSize {
+		position := int32(400 + rng.IntN(500))
+		var table []int32
+		for range position/pageSize + 1 {
+			table = append(table, next)
+			next++
+		}
+		batch.Tables = append(batch.Tables, table)
+		batch.Logits = append(batch.Logits, int32(i))
+		batch.Rows = append(batch.Rows, Row{
+			Token: int32(i), Position: position, Table: int32(i),
+			Slot: table[position/pageSize]*pageSize + position%pageSize,
+		})
+	}
+	c := newCache(int(next), pageSize, d)
+	fill(c, rng)
+	return batch, c
+}
+
+// BenchmarkDecoder80 is the same step by way of a Decoder. The ways take turns,
+// so that they can be compared on a busy machine; their times are shares of
+// Forward's.
+func BenchmarkDecoder80(b *testing.B) {
+	for _, d := range []IndexDType{FP8, BF16} {
+		b.Run(d.String(), func(b *testing.B) {
+			m := testModel(b, benchVocab)
+			batch, c := decode80(d)
+			scratch := m.NewScratch(len(batch.Rows))
+			armed, err := fault.Parse([]string{"poison"}, 1)
+			if err != nil {
+				b.Fatal(err)
 			}
-			c := newCache(int(next), pageSize, d)
-			fill(c, rng)
-			best(b, m, c, m.NewScratch(batchSize), batch)
+			decoder := func(o DecodeOptions) func(*Batch) ([]float32, error) {
+				o.Rows = len(batch.Rows)
+				return m.NewDecoder(c, o).Step
+			}
+			ways := []struct {
+				name string
+				step func(*Batch) ([]float32, error)
+			}{
+				{"forward", func(batch *Batch) ([]float32, error) { return m.Forward(batch, c, scratch) }},
+				{"eager", decoder(DecodeOptions{})},
+				{"captured", decoder(DecodeOptions{Buckets: []int{80}})},
+				{"jitter", decoder(DecodeOptions{Buckets: []int{80}, Jitter: 1})},
+				{"fault", decoder(DecodeOptions{Buckets: []int{80}, Faults: armed})},
+			}
+			fastest := make([]time.Duration, len(ways))
+			for b.Loop() {
+				for i, way := range ways {
+					start := processorTime()
+					if _, err := way.step(batch); err != nil {
+						b.Fatal(err)
+					}
+					if t := processorTime() - start; fastest[i] == 0 || t < fastest[i] {
+						fastest[i] = t
+					}
+				}
+			}
+			b.ReportMetric(float64(fastest[0].Microseconds()), "us/forward")
+			for i, way := range ways[1:] {
+				b.ReportMetric(100*float64(fastest[i+1])/float64(fastest[0]), "%"+way.name)
+			}
 		})
 	}
 }

@@ -24,41 +24,67 @@ type step struct {
 	run    func(p *pass, l int, w *worker, lo, hi int)
 }
 
-// A layer is three lists of steps. All rows must be stored before a row
-// attends, which may read the entries of others in the batch. Nothing else
-// connects rows.
+// The steps. All rows must be stored before a row attends, which may read the
+// entries of others in the batch. Nothing else connects rows.
 var (
-	embedding = []step{
-		{"embed", nil, []buffer{bufResidual}, (*pass).embed},
-	}
-	projection = []step{
-		{"attention_norm", []buffer{bufResidual}, []buffer{bufNormed}, (*pass).attentionNorm},
-		{"query", []buffer{bufNormed}, []buffer{bufQuery}, (*pass).query},
-		{"latent", []buffer{bufNormed}, []buffer{bufLatent}, (*pass).latent},
-		{"index_query", []buffer{bufNormed}, []buffer{bufIndexQuery}, (*pass).indexQuery},
-		{"index_key", []buffer{bufNormed}, []buffer{bufIndexKey}, (*pass).indexKey},
-		{"index_weight", []buffer{bufNormed}, []buffer{bufIndexWeight}, (*pass).indexWeight},
-	}
-	storage = []step{
-		{"store_latent", []buffer{bufLatent}, nil, (*pass).storeLatent},
-		{"store_index", []buffer{bufIndexKey}, nil, (*pass).storeIndex},
-	}
-	attention = []step{
-		{"latent_query", []buffer{bufQuery}, []buffer{bufLatentQuery}, (*pass).latentQuery},
-		{"index_score", []buffer{bufIndexQuery, bufIndexWeight}, []buffer{bufScore}, (*pass).indexScore},
-		{"top_k", []buffer{bufScore}, []buffer{bufScore, bufSelected}, (*pass).topK},
-		{"attend", []buffer{bufLatentQuery, bufSelected}, []buffer{bufAttended}, (*pass).attend},
-		{"value", []buffer{bufAttended}, []buffer{bufValue}, (*pass).value},
-		{"output", []buffer{bufValue}, []buffer{bufDelta}, (*pass).output},
-		{"attention_add", []buffer{bufResidual, bufDelta}, []buffer{bufResidual}, (*pass).add},
-		{"mlp_norm", []buffer{bufResidual}, []buffer{bufNormed}, (*pass).mlpNorm},
-		{"gate", []buffer{bufNormed}, []buffer{bufGate}, (*pass).gate},
-		{"up", []buffer{bufNormed}, []buffer{bufUp}, (*pass).up},
-		{"silu", []buffer{bufGate, bufUp}, []buffer{bufGate}, (*pass).silu},
-		{"down", []buffer{bufGate}, []buffer{bufDelta}, (*pass).down},
-		{"mlp_add", []buffer{bufResidual, bufDelta}, []buffer{bufResidual}, (*pass).add},
+	stepEmbed         = step{"embed", nil, []buffer{bufResidual}, (*pass).embed}
+	stepAttentionNorm = step{"attention_norm", []buffer{bufResidual}, []buffer{bufNormed}, (*pass).attentionNorm}
+	stepQuery         = step{"query", []buffer{bufNormed}, []buffer{bufQuery}, (*pass).query}
+	stepLatent        = step{"latent", []buffer{bufNormed}, []buffer{bufLatent}, (*pass).latent}
+	stepStoreLatent   = step{"store_latent", []buffer{bufLatent}, []buffer{bufCache}, (*pass).storeLatent}
+	stepLatentQuery   = step{"latent_query", []buffer{bufQuery}, []buffer{bufLatentQuery}, (*pass).latentQuery}
+
+	stepIndexKey    = step{"index_key", []buffer{bufNormed}, []buffer{bufIndexKey}, (*pass).indexKey}
+	stepIndexQuery  = step{"index_query", []buffer{bufNormed}, []buffer{bufIndexQuery}, (*pass).indexQuery}
+	stepIndexWeight = step{"index_weight", []buffer{bufNormed}, []buffer{bufIndexWeight}, (*pass).indexWeight}
+	stepIndexScore  = step{"index_score", []buffer{bufIndexQuery, bufIndexWeight, bufCache}, []buffer{bufScore}, (*pass).indexScore}
+	stepTopK        = step{"top_k", []buffer{bufScore}, []buffer{bufScore, bufSelected}, (*pass).topK}
+
+	// bf16's reader in decode steps works on a staged query and staged keys.
+	stepIndexStage       = step{"index_stage", []buffer{bufNormed}, []buffer{bufIndexStage}, (*pass).indexStage}
+	stepIndexScoreStaged = step{"index_score_staged", []buffer{bufIndexStage, bufIndexWeight, bufCache}, []buffer{bufIndexStage, bufScore}, (*pass).indexScoreStaged}
+
+	// Index keys are normed, rotated and stored by one step, or by three.
+	stepStoreIndexFused   = step{"store_index_fused", []buffer{bufIndexKey}, []buffer{bufIndexKey, bufCache}, (*pass).storeIndexFused}
+	stepIndexKeyNorm      = step{"index_key_norm", []buffer{bufIndexKey}, []buffer{bufIndexKey}, (*pass).indexKeyNorm}
+	stepLocateIndex       = step{"locate_index", nil, []buffer{bufIndexPlace}, (*pass).locateIndex}
+	stepStoreIndexScatter = step{"set_index_fused", []buffer{bufIndexKey, bufIndexPlace}, []buffer{bufCache}, (*pass).storeIndexScatter}
+
+	stepAttend       = step{"attend", []buffer{bufLatentQuery, bufSelected, bufCache}, []buffer{bufAttended}, (*pass).attend}
+	stepValue        = step{"value", []buffer{bufAttended}, []buffer{bufValue}, (*pass).value}
+	stepOutput       = step{"output", []buffer{bufValue}, []buffer{bufDelta}, (*pass).output}
+	stepAttentionAdd = step{"attention_add", []buffer{bufResidual, bufDelta}, []buffer{bufResidual}, (*pass).add}
+	stepMlpNorm      = step{"mlp_norm", []buffer{bufResidual}, []buffer{bufNormed}, (*pass).mlpNorm}
+	stepGate         = step{"gate", []buffer{bufNormed}, []buffer{bufGate}, (*pass).gate}
+	stepUp           = step{"up", []buffer{bufNormed}, []buffer{bufUp}, (*pass).up}
+	stepSilu         = step{"silu", []buffer{bufGate, bufUp}, []buffer{bufGate}, (*pass).silu}
+	stepDown         = step{"down", []buffer{bufGate}, []buffer{bufDelta}, (*pass).down}
+	stepMlpAdd       = step{"mlp_add", []buffer{bufResidual, bufDelta}, []buffer{bufResidual}, (*pass).add}
+	stepLogits       = step{"logits", []buffer{bufResidual}, []buffer{bufNormed}, (*pass).logits}
+)
+
+// A layer's steps: before the entries are stored, storing them, after that.
+var (
+	projection     = []step{stepAttentionNorm, stepQuery, stepLatent, stepIndexQuery, stepIndexKey, stepIndexWeight}
+	fusedStorage   = []step{stepStoreLatent, stepStoreIndexFused}
+	scatterStorage = []step{stepStoreLatent, stepIndexKeyNorm, stepLocateIndex, stepStoreIndexScatter}
+	attention      = []step{
+		stepLatentQuery, stepIndexScore, stepTopK, stepAttend, stepValue, stepOutput, stepAttentionAdd,
+		stepMlpNorm, stepGate, stepUp, stepSilu, stepDown, stepMlpAdd,
 	}
 )
+
+// storage is how a layer's entries are stored.
+func (p *pass) storage() []step {
+	if p.scatters() {
+		return scatterStorage
+	}
+	return fusedStorage
+}
+
+// scatters reports whether index keys go through the scatter store, which
+// exists for bf16 only.
+func (p *pass) scatters() bool { return p.s.Scatter && p.c.IndexDType == BF16 }
 
 // Forward writes the cache entries of all rows, in every layer, and returns the
 // logits of the rows named by b.Logits, in that order: [len(b.Logits), Vocab],
@@ -69,12 +95,10 @@ func (m *Model) Forward(b *Batch, c *Cache, s *Scratch) ([]float32, error) {
 	if err := p.check(); err != nil {
 		return nil, fmt.Errorf("forward: %w", err)
 	}
-	for len(s.workers) < max(1, s.Workers) {
-		s.workers = append(s.workers, new(worker))
-	}
+	s.start()
 	rows := len(b.Rows)
 	p.share(rows, func(w *worker, lo, hi int) {
-		p.do(embedding, 0, w, lo, hi)
+		p.do([]step{stepEmbed}, 0, w, lo, hi)
 		p.do(projection, 0, w, lo, hi)
 	})
 	for l := range Layers {
@@ -82,7 +106,7 @@ func (m *Model) Forward(b *Batch, c *Cache, s *Scratch) ([]float32, error) {
 			c.Wait(l)
 		}
 		// One goroutine stores, for padding rows share slot 0.
-		p.do(storage, l, s.workers[0], 0, rows)
+		p.do(p.storage(), l, s.workers[0], 0, rows)
 		p.share(rows, func(w *worker, lo, hi int) {
 			p.do(attention, l, w, lo, hi)
 			if l+1 < Layers {
@@ -90,7 +114,7 @@ func (m *Model) Forward(b *Batch, c *Cache, s *Scratch) ([]float32, error) {
 			}
 		})
 	}
-	p.share(len(b.Logits), p.logits)
+	p.share(len(b.Logits), func(w *worker, lo, hi int) { p.logits(0, w, lo, hi) })
 	return s.logits[:len(b.Logits)*m.Vocab], nil
 }
 

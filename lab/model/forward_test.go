@@ -1,13 +1,17 @@
 package model
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"pgregory.net/rapid"
+
+	"github.com/culprit-project/culprit/lab/graph"
 )
 
 // newCache returns a cache of which every byte is set to what reads as numbers
@@ -168,83 +172,121 @@ func TestDenseAndSparseAgreeUpToTopK(t *testing.T) {
 	}
 }
 
+// launches is the list of steps that a pass is made of.
+type launches []launch
+
+type launch struct {
+	step
+	layer int
+}
+
+func (o *launches) launch(_ graph.Stream, l int, steps ...step) {
+	for _, s := range steps {
+		*o = append(*o, launch{s, l})
+	}
+}
+func (*launches) join(_, _ graph.Stream) {}
+func (*launches) done(buffer)            {}
+
+// live reports whether what a buffer holds before a launch is still read.
+func (o launches) live(b buffer, at int) bool {
+	for _, l := range o[at:] {
+		if slices.Contains(l.reads, b) {
+			return true
+		}
+		if slices.Contains(l.writes, b) {
+			return false
+		}
+	}
+	return false
+}
+
 // What a step declares is what it uses: it writes no other buffer, and a buffer
 // that is no longer read, or is about to be written, may hold anything. So
 // buffers may share memory by these declarations.
 func TestStepsDeclareTheirBuffers(t *testing.T) {
-	const vocab, rows = 50, 80
+	const vocab, rows = 50, TopK + 6
 	m := testModel(t, vocab)
 	rng := rand.New(rand.NewPCG(15, 16))
 	s := &sequence{tokens: make([]int32, rows), table: []int32{0, 1}}
 	for i := range s.tokens {
 		s.tokens[i] = int32(rng.IntN(vocab))
 	}
-	want := slices.Clone(alone(t, m, s.tokens, FP8, false))
-
-	type launch struct {
-		step
-		layer int
-	}
-	var order []launch
-	list := func(steps []step, l int) {
-		for _, s := range steps {
-			order = append(order, launch{s, l})
-		}
-	}
-	list(embedding, 0)
-	for l := range Layers {
-		list(projection, l)
-		list(storage, l)
-		list(attention, l)
-	}
-	p := &pass{m: m, b: &Batch{Rows: s.rows(rows, 64, 0), Tables: [][]int32{s.table}}, c: newCache(2, 64, FP8), s: m.NewScratch(rows)}
+	batch := &Batch{Rows: s.rows(rows, 64, 0), Tables: [][]int32{s.table}}
 	for i := range rows {
-		p.b.Logits = append(p.b.Logits, int32(i))
+		batch.Logits = append(batch.Logits, int32(i))
 	}
-	live := func(b buffer, next int) bool {
-		for _, l := range order[next:] {
-			if slices.Contains(l.reads, b) {
-				return true
+	nothing := slices.Repeat([]float32{float32(math.NaN())}, rows*slices.Max(width[:]))
+	for _, test := range []struct {
+		name  string
+		dtype IndexDType
+		list  func(o *launches)
+	}{
+		{"forward", FP8, func(o *launches) {
+			o.launch(graph.Main, 0, stepEmbed)
+			for l := range Layers {
+				o.launch(graph.Main, l, projection...)
+				o.launch(graph.Main, l, fusedStorage...)
+				o.launch(graph.Main, l, attention...)
 			}
-			if slices.Contains(l.writes, b) {
-				return false
+			o.launch(graph.Main, 0, stepLogits)
+		}},
+		{"decode fp8", FP8, func(o *launches) { decode(o, FP8, DecodeOptions{}) }},
+		{"decode bf16", BF16, func(o *launches) { decode(o, BF16, DecodeOptions{}) }},
+		{"decode scatter", BF16, func(o *launches) { decode(o, BF16, DecodeOptions{Scatter: true}) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want := slices.Clone(alone(t, m, s.tokens, test.dtype, false))
+			var order launches
+			test.list(&order)
+			p := &pass{m: m, b: batch, c: newCache(2, 64, test.dtype), s: m.NewScratch(rows)}
+			for i, l := range order {
+				for b := range bufferCount {
+					if order.live(b, i) {
+						continue
+					}
+					copy(p.s.buffers[b], nothing)
+					if b == bufSelected {
+						clear(p.s.selected)
+						clear(p.s.count)
+					}
+					if b == bufIndexPlace {
+						clear(p.s.places)
+					}
+				}
+				before := contents(p)
+				l.run(p, l.layer, new(worker), 0, rows)
+				after := contents(p)
+				for b := range bufferCount {
+					if declared, same := slices.Contains(l.writes, b), bytes.Equal(before[b], after[b]); declared == same {
+						t.Errorf("layer %d, %s: buffer %d was written: %v, declared: %v", l.layer, l.name, b, !same, declared)
+					}
+				}
 			}
-		}
-		return b == bufResidual // the output reads it
+			sameBits(t, "logits", p.s.logits, want)
+		})
 	}
-	for i, l := range order {
-		for b := range bufferCount {
-			if live(b, i) {
-				continue
-			}
-			for j := range p.s.buffers[b] {
-				p.s.buffers[b][j] = float32(math.NaN())
-			}
-			if b == bufSelected {
-				clear(p.s.selected)
-				clear(p.s.count)
-			}
-		}
-		var before [bufferCount][]float32
-		for b := range before {
-			before[b] = slices.Clone(p.s.buffers[b])
-		}
-		selected := slices.Clone(p.s.selected)
-		l.run(p, l.layer, new(worker), 0, rows)
-		for b := range bufferCount {
-			same := slices.EqualFunc(before[b], p.s.buffers[b], func(x, y float32) bool {
-				return math.Float32bits(x) == math.Float32bits(y)
-			})
-			if b == bufSelected {
-				same = slices.Equal(selected, p.s.selected)
-			}
-			if declared := slices.Contains(l.writes, b); declared == same {
-				t.Errorf("layer %d, %s: buffer %d was written: %v, declared: %v", l.layer, l.name, b, !same, declared)
-			}
-		}
+}
+
+// contents is a copy of all that steps pass to others.
+func contents(p *pass) (all [bufferCount][]byte) {
+	for b, values := range p.s.buffers {
+		all[b] = bytesOf(values)
 	}
-	p.logits(nil, 0, rows)
-	sameBits(t, "logits", p.s.logits, want)
+	for l := range Layers {
+		all[bufCache] = slices.Concat(all[bufCache], bytesOf(p.c.Latent[l]), p.c.Index[l])
+	}
+	all[bufSelected] = slices.Concat(bytesOf(p.s.selected), bytesOf(p.s.count))
+	all[bufIndexPlace] = bytesOf(p.s.places)
+	return all
+}
+
+// bytesOf copies values of four bytes: quicker than one by one.
+func bytesOf[T float32 | int32](values []T) []byte {
+	if len(values) == 0 {
+		return nil
+	}
+	return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), 4*len(values)))
 }
 
 // A cache may hold anything when it is broken on purpose. The logits are then

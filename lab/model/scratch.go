@@ -5,16 +5,19 @@ package model
 type buffer int
 
 const (
-	bufResidual    buffer = iota // x
+	bufCache       buffer = iota // not a buffer: the batch's entries in the cache
+	bufResidual                  // x
 	bufNormed                    // h
 	bufQuery                     // q
 	bufLatent                    // kv, then the cache row: c, r
 	bufIndexQuery                // iq
+	bufIndexStage                // iq, and room for some unpacked index keys
 	bufIndexKey                  // ik
 	bufIndexWeight               // iw / sqrt(32)
 	bufLatentQuery               // for each head the query that meets a cache row: Wuk applied, then rotated
 	bufScore                     // of every token before the row's own
 	bufSelected                  // the slots that attention reads, kept in Scratch.selected and count
+	bufIndexPlace                // the slot that an index key is scattered to, kept in Scratch.places
 	bufAttended                  // for each head the weighted sum of latents
 	bufValue                     // o
 	bufDelta                     // what is added to x
@@ -30,6 +33,7 @@ var width = [bufferCount]int{
 	bufQuery:       Heads * QueryDim,
 	bufLatent:      RowDim,
 	bufIndexQuery:  IndexHeads * IndexDim,
+	bufIndexStage:  IndexHeads*IndexDim + stageTokens*IndexDim,
 	bufIndexKey:    IndexDim,
 	bufIndexWeight: panel,
 	bufLatentQuery: headsRow,
@@ -41,19 +45,34 @@ var width = [bufferCount]int{
 	bufUp:          HiddenDim,
 }
 
+const stageTokens = 32 // index keys that a row's stage holds
+
 // Scratch holds every intermediate of a forward pass, so that Forward itself
 // allocates next to nothing. One Forward uses it at a time.
 type Scratch struct {
 	Workers int  // goroutines that share the rows; 0 means 1. Results don't depend on it
 	Dense   bool // read every token, without the indexer; for tests
+	Scatter bool // store bf16 index keys by the scatter store, not by the fused one
 
 	rows     int
 	buffers  [bufferCount][]float32
 	selected []int32 // a row's slots that attention reads, in the order of their positions: [rows][MaxContext]
 	count    []int32 // how many they are
+	places   []int32
+	counts   *Counts
 	workers  []*worker
 	logits   []float32
 }
+
+// Counts says how often the steps ran of which there are several: once a layer
+// and pass.
+type Counts struct {
+	FusedStores, ScatterStores uint64          // of index keys
+	Reads                      [F32 + 1]uint64 // of index keys, by IndexDType
+}
+
+// Counts returns what was counted in passes with s.
+func (s *Scratch) Counts() Counts { return *s.counts }
 
 // worker is what one goroutine needs for the row at hand.
 type worker struct {
@@ -70,12 +89,21 @@ func (m *Model) NewScratch(rows int) *Scratch {
 		rows:     rows,
 		selected: make([]int32, rows*MaxContext),
 		count:    make([]int32, rows),
+		places:   make([]int32, rows),
+		counts:   &Counts{},
 		logits:   make([]float32, rows*m.Vocab),
 	}
 	for b := range s.buffers {
 		s.buffers[b] = make([]float32, rows*width[b])
 	}
 	return s
+}
+
+// start sees to it that each goroutine has its worker.
+func (s *Scratch) start() {
+	for len(s.workers) < max(1, s.Workers) {
+		s.workers = append(s.workers, new(worker))
+	}
 }
 
 // of returns row r's vector in a buffer.

@@ -41,9 +41,18 @@ func (p *pass) latent(l int, _ *worker, lo, hi int) {
 }
 
 func (p *pass) indexQuery(l int, _ *worker, lo, hi int) {
-	p.s.multiply(bufIndexQuery, &p.m.layers[l].indexQuery, bufNormed, lo, hi)
+	p.indexQueryInto(bufIndexQuery, l, lo, hi)
+}
+
+// indexStage puts the query at the head of the row's stage.
+func (p *pass) indexStage(l int, _ *worker, lo, hi int) {
+	p.indexQueryInto(bufIndexStage, l, lo, hi)
+}
+
+func (p *pass) indexQueryInto(b buffer, l, lo, hi int) {
+	p.s.multiply(b, &p.m.layers[l].indexQuery, bufNormed, lo, hi)
 	for r := lo; r < hi; r++ {
-		q := p.s.of(bufIndexQuery, r)
+		q := p.s.of(b, r)
 		for h := range IndexHeads {
 			p.m.rotate(q[h*IndexDim:], p.b.Rows[r].Position)
 		}
@@ -52,6 +61,9 @@ func (p *pass) indexQuery(l int, _ *worker, lo, hi int) {
 
 func (p *pass) indexKey(l int, _ *worker, lo, hi int) {
 	p.s.multiply(bufIndexKey, &p.m.layers[l].indexKey, bufNormed, lo, hi)
+}
+
+func (p *pass) indexKeyNorm(l int, _ *worker, lo, hi int) {
 	for r := lo; r < hi; r++ {
 		k := p.s.of(bufIndexKey, r)
 		rmsNorm(k, k, p.m.layers[l].indexNorm)
@@ -75,11 +87,30 @@ func (p *pass) storeLatent(l int, _ *worker, lo, hi int) {
 	}
 }
 
-func (p *pass) storeIndex(l int, _ *worker, lo, hi int) {
+func (p *pass) storeIndexFused(l int, w *worker, lo, hi int) {
+	p.indexKeyNorm(l, w, lo, hi)
 	for r := lo; r < hi; r++ {
-		slot := int(p.b.Rows[r].Slot)
-		storeIndexKey(p.indexPage(l, slot/p.c.PageSize), p.c.IndexDType, p.c.PageSize, slot%p.c.PageSize, p.s.of(bufIndexKey, r))
+		p.storeIndex(l, int(p.b.Rows[r].Slot), p.s.of(bufIndexKey, r))
 	}
+	p.s.counts.FusedStores++
+}
+
+// locateIndex finds where each row's index key goes.
+func (p *pass) locateIndex(_ int, _ *worker, lo, hi int) {
+	for r := lo; r < hi; r++ {
+		p.s.places[r] = p.b.Rows[r].Slot
+	}
+}
+
+func (p *pass) storeIndexScatter(l int, _ *worker, lo, hi int) {
+	for r := lo; r < hi; r++ {
+		p.storeIndex(l, int(p.s.places[r]), p.s.of(bufIndexKey, r))
+	}
+	p.s.counts.ScatterStores++
+}
+
+func (p *pass) storeIndex(l, slot int, key []float32) {
+	storeIndexKey(p.indexPage(l, slot/p.c.PageSize), p.c.IndexDType, p.c.PageSize, slot%p.c.PageSize, key)
 }
 
 func (p *pass) indexPage(l, page int) []byte {
@@ -109,6 +140,7 @@ func (p *pass) selects(r int) bool {
 
 // indexScore unpacks each key once for all rows of its sequence.
 func (p *pass) indexScore(l int, w *worker, lo, hi int) {
+	p.countRead(lo)
 	for lo < hi {
 		end, last := p.sequence(lo, hi)
 		table, size := p.b.Tables[p.b.Rows[lo].Table], p.c.PageSize
@@ -128,6 +160,32 @@ func (p *pass) indexScore(l int, w *worker, lo, hi int) {
 			}
 		}
 		lo = end
+	}
+}
+
+// indexScoreStaged is indexScore for rows of different sequences: each row
+// unpacks its keys into its own stage, behind the query.
+func (p *pass) indexScoreStaged(l int, w *worker, lo, hi int) {
+	p.countRead(lo)
+	for r := lo; r < hi; r++ {
+		if !p.selects(r) {
+			continue
+		}
+		stage, before := p.s.of(bufIndexStage, r), int(p.b.Rows[r].Position)
+		query, keys := stage[:IndexHeads*IndexDim], stage[IndexHeads*IndexDim:]
+		table, size := p.b.Tables[p.b.Rows[r].Table], p.c.PageSize
+		for base, n := 0, 0; base < before; base += n {
+			n = min(stageTokens, size-base%size, roundUp(before-base, panel))
+			unpackIndexKeys(keys, w.scales[:], p.indexPage(l, int(table[base/size])), p.c.IndexDType, size, base%size, n)
+			indexScore(p.s.of(bufScore, r)[base:], query, p.s.of(bufIndexWeight, r), keys, w.scales[:], n)
+		}
+	}
+}
+
+// countRead counts a launch, which one of its blocks does.
+func (p *pass) countRead(lo int) {
+	if lo == 0 {
+		p.s.counts.Reads[p.c.IndexDType]++
 	}
 }
 
@@ -205,7 +263,7 @@ func (p *pass) down(l int, _ *worker, lo, hi int) {
 }
 
 // logits computes rows lo to hi of the logits, not of the batch.
-func (p *pass) logits(_ *worker, lo, hi int) {
+func (p *pass) logits(_ int, _ *worker, lo, hi int) {
 	for i := lo; i < hi; i++ {
 		rmsNorm(p.s.of(bufNormed, i), p.s.of(bufResidual, int(p.b.Logits[i])), p.m.norm)
 	}
