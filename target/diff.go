@@ -52,8 +52,10 @@ func Diff(a, b *Attestation) []Difference {
 		left.rename("")
 		right.rename("")
 	}
+	silence(left, right)
+	silence(right, left)
 	var diffs []Difference
-	for _, key := range slices.Collect(maps.Keys(left.values)) {
+	for key := range left.values {
 		if l, r := left.values[key], right.get(key); l != r {
 			diffs = append(diffs, Difference{key.kind, key.process, key.name, l, r})
 		}
@@ -118,6 +120,7 @@ type factKey struct {
 type facts struct {
 	processes map[string]bool
 	values    map[factKey]string
+	endpoints map[factKey]int // how many settings each has; the name ends with a point
 }
 
 func one(m map[string]bool) bool { return len(m) == 1 }
@@ -133,6 +136,20 @@ func (f *facts) get(key factKey) string {
 	return Absent
 }
 
+// silence puts one fact in the place of what an endpoint says that the other
+// side doesn't answer at.
+func silence(f, other *facts) {
+	for e, count := range f.endpoints {
+		if _, both := other.endpoints[e]; both {
+			continue
+		}
+		maps.DeleteFunc(f.values, func(key factKey, _ string) bool {
+			return key.process == e.process && strings.HasPrefix(key.name, e.name) && (key.kind == SettingDiff || key.kind == NoiseDiff)
+		})
+		f.set(SettingDiff, e.process, strings.TrimRight(e.name, "."), fmt.Sprintf("%d settings", count))
+	}
+}
+
 // rename gives all processes one name.
 func (f *facts) rename(name string) {
 	for key, value := range f.values {
@@ -142,10 +159,17 @@ func (f *facts) rename(name string) {
 			f.values[key] = value
 		}
 	}
+	for key, count := range f.endpoints {
+		if f.processes[key.process] {
+			delete(f.endpoints, key)
+			key.process = name
+			f.endpoints[key] = count
+		}
+	}
 }
 
 func factsOf(a *Attestation) *facts {
-	f := &facts{map[string]bool{}, map[factKey]string{}}
+	f := &facts{map[string]bool{}, map[factKey]string{}, map[factKey]int{}}
 	for _, p := range a.Processes {
 		f.processes[p.Name] = true
 	}
@@ -302,7 +326,9 @@ func (f *facts) endpoint(e Endpoint) {
 	if err := json.Unmarshal(e.Body, &value); err != nil {
 		return // an attestation of ours holds only JSON
 	}
-	f.flatten(e.Process, strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "."), value, false)
+	name, before := strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "."), len(f.values)
+	f.flatten(e.Process, name, value, false)
+	f.endpoints[factKey{SettingDiff, e.Process, name + "."}] = len(f.values) - before
 }
 
 func (f *facts) flatten(process, name string, value any, noisy bool) {

@@ -92,6 +92,16 @@ func TestDiff(t *testing.T) {
 	}
 }
 
+// What one side doesn't answer at all is one difference.
+func TestDiffOfSilence(t *testing.T) {
+	b := diffed()
+	b.Endpoints = nil
+	want := []Difference{{SettingDiff, "", "server_info", "5 settings", Absent}}
+	if diff := cmp.Diff(want, Diff(diffed(), b)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestChanged(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -129,3 +129,80 @@ func within(root, dir, name string) string {
 	}
 	return root + path.Clean("/"+name)
 }
+
+// sockets are the TCP ports that are listened at, by the sockets' inodes.
+func sockets(ctx context.Context, h Host) map[string]int {
+	ports := map[string]int{}
+	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		if b, err := h.ReadFile(ctx, name); err == nil { // there may be no IPv6
+			parseListening(string(b), ports)
+		}
+	}
+	return ports
+}
+
+// parseListening reads a file such as /proc/net/tcp.
+func parseListening(text string, ports map[string]int) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		const listens, inode = "0A", 9
+		if len(fields) <= inode || fields[3] != listens {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		if port, err := strconv.ParseUint(hex, 16, 16); err == nil {
+			ports[fields[inode]] = int(port)
+		}
+	}
+}
+
+// openSockets calls with each socket that processes hold, of those that we may
+// look at: pids is a shell pattern.
+func openSockets(ctx context.Context, h Host, pids string, each func(pid int, inode string)) error {
+	// Of other users' processes nothing is listed, which is no error.
+	out, err := h.Run(ctx, "sh", "-c", "ls -l /proc/"+pids+"/fd/ 2>/dev/null || :")
+	if err != nil {
+		return fmt.Errorf("look for sockets: %w", err)
+	}
+	pid := 0
+	if n, err := strconv.Atoi(pids); err == nil {
+		pid = n // one directory is listed without its name
+	}
+	for _, line := range splitLines(out) {
+		if dir, ok := strings.CutPrefix(line, "/proc/"); ok {
+			number, _, _ := strings.Cut(dir, "/")
+			pid, _ = strconv.Atoi(number) // the pattern has digits alone
+			continue
+		}
+		_, to, _ := strings.Cut(line, " -> ")
+		if inode, ok := strings.CutPrefix(to, "socket:["); ok {
+			each(pid, strings.TrimSuffix(inode, "]"))
+		}
+	}
+	return nil
+}
+
+// Listener is the process that listens at a TCP port of a host, the one with
+// the lowest number where several do; 0 for none that we may see.
+func Listener(ctx context.Context, h Host, port int) (int, error) {
+	ports, found := sockets(ctx, h), 0
+	err := openSockets(ctx, h, "[0-9]*", func(pid int, inode string) {
+		if at, ok := ports[inode]; ok && at == port && (found == 0 || pid < found) {
+			found = pid
+		}
+	})
+	return found, err
+}
+
+// Ports are the TCP ports that a process listens at.
+func Ports(ctx context.Context, h Host, pid int) ([]int, error) {
+	ports := sockets(ctx, h)
+	var own []int
+	err := openSockets(ctx, h, strconv.Itoa(pid), func(_ int, inode string) {
+		if port, ok := ports[inode]; ok {
+			own = append(own, port)
+		}
+	})
+	slices.Sort(own)
+	return slices.Compact(own), err
+}

@@ -32,6 +32,7 @@ const (
 type commands struct {
 	Run       runCommand       `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
 	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
+	Attest    attestCommand    `cmd:"" help:"Say what is really running; --against says what differs from another."`
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
