@@ -50,11 +50,12 @@ def test_sparse_reads_everything_in_short_contexts_and_the_future_never():
     assert torch.allclose(sparse[:, :90], shorter, atol=1e-5)
 
 
-def test_every_phase_learns(corpus, tmp_path):
+def test_every_phase_learns(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "WARM_UP", dict.fromkeys(train.WARM_UP, 1))
     weights = model.initial(corpus.vocabulary, "cpu", torch.Generator().manual_seed(1))
     log = train.Log(tmp_path / "log", every=1)
     generator = torch.Generator().manual_seed(1)
-    plan = [train.Part("dense", "few", 3, 1024), train.Part("index", "many", 3, 512), train.Part("sparse", "many", 2, 512)]
+    plan = [train.Part("dense", "few", 5, 1024), train.Part("index", "many", 3, 512), train.Part("sparse", "many", 2, 512)]
     before = {n: w.detach().clone() for n, w in weights.items()}
     for phase in train.train(weights, corpus, plan, generator, log, deadline=float("inf")):
         for name, w in weights.items():
@@ -62,8 +63,11 @@ def test_every_phase_learns(corpus, tmp_path):
             wanted = phase == "sparse" or (".index." in name) == (phase == "index")
             assert changed == wanted, (phase, name)
         before = {n: w.detach().clone() for n, w in weights.items()}
-    losses = [float(line.split("loss ")[1].split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
-    assert losses[2] < losses[0]
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    loss = [float(line[line.index("loss") + 1]) for line in lines]
+    divergence = [float(line[line.index("divergence") + 1]) for line in lines]
+    assert loss[4] < loss[0] - 0.3
+    assert divergence[7] < divergence[5]
 
 
 def test_weights_come_back_as_saved(tmp_path):
