@@ -141,7 +141,7 @@ func fakeServer() {
 	flag.Func("set", "neutral settings; a fault then needs a=on and b=on", func(name string) error { f.set = append(f.set, name); return nil })
 	flag.CommandLine.Parse(os.Args[1:])
 	f.plan = plan
-	if f.set != nil && !(slices.Contains(f.set, "a=on") && slices.Contains(f.set, "b=on")) {
+	if f.set != nil && (!slices.Contains(f.set, "a=on") || !slices.Contains(f.set, "b=on")) {
 		f.fault = ""
 	}
 
