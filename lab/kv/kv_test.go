@@ -443,3 +443,25 @@ func TestCheckFails(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkFullTiers lets requests of 16 pages come and go where both tiers
+// are full, so that each evicts, is backed up and loads nothing.
+func BenchmarkFullTiers(b *testing.B) {
+	pages, host := NewPages(1025), NewPages(2049)
+	tree := NewTree(pages, host, 64)
+	tokens := make([]int32, 16*64)
+	n := int32(0)
+	for b.Loop() {
+		n++
+		for i := range tokens {
+			tokens[i] = n
+		}
+		if short := 16 - pages.Free(); short > 0 {
+			tree.Evict(short)
+		}
+		table := pages.Alloc(16)
+		tree.Insert(tokens, table)
+		pages.Release(table...)
+		tree.TakeBackups()
+	}
+}
