@@ -111,8 +111,12 @@ type AttestOptions struct {
 // endpointTimeout bounds the wait for one answer about the server.
 const endpointTimeout = 20 * time.Second
 
-// Attest reads what is really running. It fails only when ctx ends or nothing
-// at all could be read; what else is missing is in the attestation.
+// ErrNothing says that neither a process nor an answer could be read: the
+// server is gone.
+var ErrNothing = errors.New("nothing could be read")
+
+// Attest reads what is really running. It fails only when ctx ends or with
+// [ErrNothing]; what else is missing is in the attestation.
 func Attest(ctx context.Context, o AttestOptions) (*Attestation, error) {
 	a := &Attestation{Format: AttestationFormat, Taken: time.Now().UTC().Truncate(time.Second)}
 	a.askServer(ctx, o)
@@ -128,7 +132,7 @@ func Attest(ctx context.Context, o AttestOptions) (*Attestation, error) {
 		return nil, fmt.Errorf("attest: %w", context.Cause(ctx))
 	}
 	if len(a.Processes) == 0 && len(a.Endpoints) == 0 {
-		return nil, fmt.Errorf("attest: nothing could be read: %s", strings.Join(a.Missing, "; "))
+		return nil, fmt.Errorf("attest: %w: %s", ErrNothing, strings.Join(a.Missing, "; "))
 	}
 	return a, nil
 }

@@ -73,9 +73,12 @@ func Diff(a, b *Attestation) []Difference {
 
 // Changed says what changed on a server between two attestations, if anything
 // did that makes a run between them void: it restarted, or what it runs is
-// another. It compares what doesn't change as a server works.
+// another. It compares what doesn't change as a server works: libraries are
+// loaded when they are first needed.
 func Changed(before, after *Attestation) []Difference {
-	changed := slices.DeleteFunc(Diff(before, after), func(d Difference) bool { return d.Kind == NoiseDiff })
+	changed := slices.DeleteFunc(Diff(before, after), func(d Difference) bool {
+		return d.Kind == NoiseDiff || d.Kind == LibraryDiff && (d.A == Absent || d.B == Absent)
+	})
 	return append(restarts(before, after), changed...)
 }
 
@@ -317,6 +320,7 @@ var noisyKeys = []string{
 	"port", "host", "nccl_port", "dist_init_addr", "disaggregation_bootstrap_port", "random_seed", "created", "permission", "startup_time", "uptime", "uptime_s",
 	"last_gen_throughput", "memory_usage", "avg_spec_accept_length", "step_time_dict", "status", "kv_events", "is_sleeping", "started", "now", "id_start",
 	"load", "num_running_reqs", "num_queue_reqs", "requests", "counters", "stats", "log_file", "pid", "process_id",
+	"id_task", "is_processing", "next_token", "prompt", "n_past", "n_decoded", "n_remain",
 }
 
 // endpoint flattens what the server says to paths such as

@@ -112,7 +112,9 @@ func TestChanged(t *testing.T) {
 		{"it worked", func(a *Attestation) {
 			a.Endpoints[0].Body = json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":9,"kv":"fp8"}],"started":"a"}`)
 			a.Processes = a.Processes[:1]
+			a.Libraries = append(a.Libraries, File{Process: "decode", Path: "/late"})
 		}, nil},
+		{"a library", func(a *Attestation) { a.Libraries[0].MTime++ }, []string{"/lib"}},
 		{"another process", func(a *Attestation) { a.Processes[0].PID = 12 }, []string{"restarted"}},
 		{"another with its process id", func(a *Attestation) { a.Processes[0].StartTicks++ }, []string{"restarted"}},
 		{"it ended", func(a *Attestation) { a.Processes = nil }, []string{"restarted", "--page-size", "command", "X"}},

@@ -32,10 +32,10 @@ type Follower struct {
 // pieces.
 const lineLimit = 64 << 10
 
-// Run follows until ctx ends, and then takes what is there. Each second in
-// which lines matched a pattern is one event, with their number and the first
-// of them. A file that isn't there yet is waited for; one that became shorter
-// is read from its start.
+// Run follows from where the files end now until ctx ends, and then takes what
+// is there. Each second in which lines matched a pattern is one event, with
+// their number and the first of them. A file that isn't there yet is waited
+// for; one that became shorter is read from its start.
 func (f *Follower) Run(ctx context.Context) error {
 	every := f.Every
 	if every == 0 {
@@ -46,6 +46,9 @@ func (f *Follower) Run(ctx context.Context) error {
 	logs := make([]followed, len(f.Files))
 	for i, path := range f.Files {
 		logs[i].path = path
+		if info, err := os.Stat(path); err == nil {
+			logs[i].at = info.Size()
+		}
 	}
 	for last := false; !last; {
 		select {

@@ -205,9 +205,11 @@ func TestFollower(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		write(a, "error of an earlier run\n")
 		go func() {
+			time.Sleep(100 * time.Millisecond)
 			write(a, "waiting for input: timeout key=sk-abcdefghijklmnopqrst\nfine\nwaiting for inp")
-			time.Sleep(1500 * time.Millisecond)
+			time.Sleep(1400 * time.Millisecond)
 			write(a, "ut: timeout\n")
 			write(b, strings.Repeat("x", 2*lineLimit)+"\nerror 1\nerror 2\n")
 			time.Sleep(time.Second)
