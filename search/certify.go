@@ -12,7 +12,7 @@ import (
 const (
 	// likely is how probable a set must be before its certificate is tried.
 	// Costs are flat between 0.85 and 0.98.
-	likely   = 0.97
+	likely = 0.97
 	// decay is by how much the error allowed falls with each claim that didn't
 	// hold.
 	decay = 0.35
@@ -83,6 +83,12 @@ func (h *hunt) certify() error {
 					h.refuted++
 					// Another cause, or a wrong one: that one fails first.
 					held, err := h.allFail(c)
+					if err != nil {
+						return err
+					}
+					if held {
+						held, err = h.shrink(c, region)
+					}
 					if err != nil {
 						return err
 					}
@@ -224,9 +230,71 @@ func (h *hunt) alpha(refuted int) float64 {
 	return h.options.Error * (1 - decay) * math.Pow(decay, float64(refuted))
 }
 
+// proven says whether all members of a set are known to be needed: what is left
+// to test is whether they are enough, and the certificate does that.
+func (h *hunt) proven(s arm) bool {
+	if h.options.PosteriorOnly > 0 || s.size() == 0 || !h.belief.region.equal(h.ladders.top) {
+		return false
+	}
+	for i, v := range s {
+		if v > 0 && !h.proof.covers(h.ladders.top.at(i, v-1)) {
+			return false
+		}
+	}
+	return true
+}
+
 // covers reports whether a region is proven clean.
 func (c *certificate) covers(region arm) bool {
 	return slices.ContainsFunc(c.clean, func(r claimed) bool { return region.within(r.arm) })
+}
+
+// shrink asks, when a region without some members of a cause fails, whether the
+// rest of the cause fails alone: a member that was thought needed by chance is
+// likelier than a second cause. It returns false when a cause got smaller.
+func (h *hunt) shrink(c *certificate, region arm) (bool, error) {
+	for i, s := range c.causes {
+		rest := slices.Clone(s)
+		for f := range rest {
+			rest[f] = min(rest[f], region[f])
+			if rest[f] < s[f] && s[f] == 1 {
+				rest[f] = 0
+			}
+		}
+		if rest.size() == 0 || c.covers(rest) || slices.ContainsFunc(c.causes, rest.equal) || h.seenClean(rest, region) {
+			continue
+		}
+		v, err := h.claim(rest, above, false, h.whySet(rest))
+		if errors.Is(err, errUnusable) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if v.side == above {
+			c.fails[rest.key()] = v.claimed
+			c.causes[i] = rest
+			c.causes = minimal(c.causes)
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// seenClean says whether arms between two were clean for so long that chance is
+// no explanation.
+func (h *hunt) seenClean(from, to arm) bool {
+	failing, _ := h.belief.rates()
+	expected := 0.0
+	for _, m := range h.merged() {
+		if from.within(m.arm) && m.arm.within(to) && !m.arm.equal(to) {
+			if m.cluster.Failures > 0 {
+				continue
+			}
+			expected += h.meanRate(failing) * float64(m.cluster.Trials)
+		}
+	}
+	return expected > 8
 }
 
 // without is a region with each member of a cause taken one step down, in

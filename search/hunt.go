@@ -315,7 +315,7 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 	cleans, again := 0, rechecks
 	for range 400 {
 		p := h.belief
-		if best, chance := p.best(); chance >= enough {
+		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
 			return p.hypotheses[best].arm(len(region)), nil
 		}
 		if p.none.chance > 0.5 {

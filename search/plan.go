@@ -186,8 +186,8 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 }
 
 // nearMiss is the member of a certificate that tells most for its cost: the
-// region without one factor that is likely needed. When it is clean, as it is if
-// the factor is needed, then its cost is saved later. requests is what it takes,
+// region without one factor that is likely needed. When that is so, its cost is
+// saved later. requests is what it takes,
 // and penalty how much dearer each later claim gets when it fails.
 func (l *planner) nearMiss(requests, penalty float64, proven func(arm) bool) visitPlan {
 	var best visitPlan
@@ -224,7 +224,7 @@ func (l *planner) nearMiss(requests, penalty float64, proven func(arm) bool) vis
 			continue
 		}
 		cost := l.launchCost + requests*l.ladders.requestCost(a)
-		gain := l.validity.chance(a) * l.most(w) / (w * (cost + penalty*(size+1)*requests))
+		gain := l.validity.chance(a) * l.most(w) / ((1-at[step])*cost + w*penalty*(size+1)*requests)
 		if gain > best.gain {
 			best = visitPlan{arm: a, fails: w, gain: gain, claim: true}
 		}

@@ -22,8 +22,8 @@ type Alternative struct{ Rate, Weight float64 }
 //
 // It is valid when the launches follow the model that Dispersion averages over.
 type Threshold struct {
-	below, above []point // alternatives
-	high, low    [][]point  // nulls: rate at or above the limit, at or below; by rate, then dispersion
+	below, above []point   // alternatives
+	high, low    [][]point // nulls: rate at or above the limit, at or below; by rate, then dispersion
 	launch       Cluster
 }
 
