@@ -103,7 +103,7 @@ func restarts(before, after *Attestation) []Difference {
 	}
 	said, now := factsOf(before), factsOf(after)
 	for _, mark := range startMarks {
-		key := factKey{NoiseDiff, "", "server_info." + mark}
+		key := factKey{NoiseDiff, "", mark}
 		if x, y := said.get(key), now.get(key); x != y {
 			diffs = append(diffs, Difference{FlagDiff, "", "restarted", mark + " " + x, mark + " " + y})
 		}
@@ -112,7 +112,7 @@ func restarts(before, after *Attestation) []Difference {
 }
 
 // startMarks are what servers choose or note once, when they start.
-var startMarks = []string{"started", "startup_time", "random_seed"}
+var startMarks = []string{"server_info.started", "server_info.startup_time", "server_info.random_seed", "props.media_marker"}
 
 type factKey struct {
 	kind          Kind
@@ -320,7 +320,7 @@ var noisyKeys = []string{
 	"port", "host", "nccl_port", "dist_init_addr", "disaggregation_bootstrap_port", "random_seed", "created", "permission", "startup_time", "uptime", "uptime_s",
 	"last_gen_throughput", "memory_usage", "avg_spec_accept_length", "step_time_dict", "status", "kv_events", "is_sleeping", "started", "now", "id_start",
 	"load", "num_running_reqs", "num_queue_reqs", "requests", "counters", "stats", "log_file", "pid", "process_id",
-	"id_task", "is_processing", "next_token", "prompt", "n_past", "n_decoded", "n_remain",
+	"id_task", "is_processing", "media_marker", "next_token", "prompt", "n_past", "n_decoded", "n_remain",
 }
 
 // endpoint flattens what the server says to paths such as

@@ -58,6 +58,27 @@ ex_total{a="b",} 2 # {trace="x"} 1
 	}
 }
 
+func TestRealMetrics(t *testing.T) {
+	for engine, want := range map[string]string{"vllm": "vllm:request_success_total{", "llama": "llamacpp:requests_processing"} {
+		b, err := os.ReadFile("../openai/testdata/transcripts/" + engine + "-metrics.http")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, body, _ := strings.Cut(strings.ReplaceAll(string(b), "\r\n", "\n"), "\n\n")
+		values, err := ParseMetrics([]byte(body))
+		if err != nil {
+			t.Errorf("%s: %v", engine, err)
+		}
+		found := false
+		for series := range values {
+			found = found || strings.HasPrefix(series, want)
+		}
+		if !found {
+			t.Errorf("%s: none of %d series is %s", engine, len(values), want)
+		}
+	}
+}
+
 func FuzzParseMetrics(f *testing.F) {
 	f.Add([]byte("a{b=\"c\\\"\",d=\"\"} 1 2\n# x\nb 2"))
 	f.Fuzz(func(t *testing.T, b []byte) {

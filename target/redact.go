@@ -179,6 +179,9 @@ func redactValue(name string, value any) any {
 			v[i] = redactValue(name, member)
 		}
 	case string:
+		if name == "media_marker" {
+			return v // llama.cpp draws it at each start: random, and no secret
+		}
 		return redactNamed(name, v)
 	}
 	return value

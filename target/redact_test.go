@@ -1,6 +1,8 @@
 package target
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -69,6 +71,38 @@ func TestRedactArgs(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, redactArgs(in)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// What real servers say of themselves holds no secret, and nothing is taken for
+// one.
+func TestRealServersHaveNoSecrets(t *testing.T) {
+	var paths []string
+	for _, of := range []string{"props", "version", "models"} {
+		some, err := filepath.Glob("../openai/testdata/transcripts/*-" + of + ".http")
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, some...)
+	}
+	looked := 0
+	for _, path := range paths {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			clean, err := redactJSON([]byte(line))
+			if err != nil {
+				continue
+			}
+			if looked++; strings.Contains(string(clean), Redacted) {
+				t.Errorf("%s: %.2000s", path, clean)
+			}
+		}
+	}
+	if looked < 6 {
+		t.Errorf("only %d answers in JSON in the transcripts", looked)
 	}
 }
 
