@@ -122,6 +122,23 @@ func TestCase(t *testing.T) {
 	}
 }
 
+// The example in the documents works.
+func TestDocumentedCase(t *testing.T) {
+	b, err := os.ReadFile("../docs/case.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(b), "```yaml\n")
+	text, _, _ = strings.Cut(text, "```")
+	c, err := ParseCase("case.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Space.Factors) != 5 {
+		t.Errorf("it has %d factors", len(c.Space.Factors))
+	}
+}
+
 func TestCaseAttest(t *testing.T) {
 	c, err := ParseCase("case.yaml", []byte(incident))
 	if err != nil {
