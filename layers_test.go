@@ -27,7 +27,6 @@ var (
 	}
 	planned = []string{
 		"ledger", "probe", "internal/mcp",
-		"lab/disagg",
 	}
 )
 

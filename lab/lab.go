@@ -46,6 +46,9 @@ type Config struct {
 	WritePolicy kv.WritePolicy
 	HostParts   bool // load parts of pages too, token by token
 
+	Mode     Mode
+	Transfer TransferConfig
+
 	Logger *slog.Logger // nil discards
 	Faults *fault.Set   // nil is none
 }
@@ -79,7 +82,12 @@ func (c Config) WithDefaults() (Config, error) {
 			return c, fmt.Errorf("%s is %d, not within 1 and %d", f.name, *f.value, f.max)
 		}
 	}
+	if c.Mode == Decode {
+		c.NoRadix = true // its prompts' pages come from elsewhere
+	}
 	switch {
+	case c.Mode != NoDisaggregation && c.Mode != Prefill && c.Mode != Decode:
+		return c, fmt.Errorf("the mode of disaggregation is %q, want %q or %q", c.Mode, Prefill, Decode)
 	case c.PageSize%16 != 0:
 		return c, fmt.Errorf("page size is %d, not a multiple of 16", c.PageSize)
 	case c.MaxTokens < c.PageSize:
@@ -126,6 +134,7 @@ func New(c Config) (*Engine, error) {
 	}
 	e := &Engine{wake: make(chan struct{}, 1)}
 	e.rank = newRank(c, e)
+	e.startTransfers()
 	e.publish()
 	return e, nil
 }
@@ -170,11 +179,16 @@ func (e *Engine) post(f func(*rank)) bool {
 		return false
 	}
 	e.inbox = append(e.inbox, f)
+	e.ring()
+	return true
+}
+
+// ring wakes the engine.
+func (e *Engine) ring() {
 	select {
 	case e.wake <- struct{}{}:
 	default:
 	}
-	return true
 }
 
 // take empties the inbox.

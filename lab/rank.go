@@ -16,8 +16,9 @@ import (
 
 // rank is a model with its memory and the state of all requests.
 type rank struct {
-	engine  *Engine
-	config  Config
+	engine *Engine
+	config Config
+	transfers
 	sched   *sched.Scheduler
 	cache   *model.Cache
 	host    *host.Tier // the forward pass's; nil where there is none
@@ -48,6 +49,7 @@ func newRank(c Config, e *Engine) *rank {
 		scratch: c.Model.NewScratch(max(c.ChunkTokens, c.MaxRunning)),
 		live:    map[uint64]*sequence{},
 		env: fault.Env{
+			PD:      cmp.Or(string(c.Mode), "null"),
 			Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize,
 			HiCache: hostPages > 0, Layout: c.HostLayout.String(),
 		},
@@ -95,10 +97,11 @@ func (r *rank) step(inbox []func(*rank)) bool {
 	for _, f := range inbox {
 		f(r)
 	}
+	moved := r.transferStep()
 	step, before := r.sched.Schedule(), r.flying
 	if step == nil {
 		r.land()
-		return before != nil
+		return moved || before != nil
 	}
 	r.flying = r.launch(step, before)
 	if before != nil {
@@ -230,10 +233,19 @@ func (r *rank) commit(f *flight) {
 	}
 	r.sched.Done(f.step, sampled)
 	r.engine.count(f.step)
-	for i, d := range f.draws {
-		if r.live[d.ID] != nil { // it may have ended since
-			r.deliver(d.sequence, tokens[i])
+	for _, item := range f.step.Items {
+		if s := r.live[item.Request.ID]; s != nil && s.sender != nil && !item.Samples() {
+			r.sendPages(s, item.To, nil)
 		}
+	}
+	for i, d := range f.draws {
+		if r.live[d.ID] == nil {
+			continue // it has ended since
+		}
+		if d.sender != nil {
+			r.sendPages(d.sequence, len(d.Prompt), &tokens[i])
+		}
+		r.deliver(d.sequence, tokens[i])
 	}
 }
 
@@ -266,7 +278,11 @@ func (r *rank) deliver(s *sequence, token Token) {
 	}
 	r.engine.countToken()
 	s.stream.tokens <- token // has room for MaxTokens
-	if reason != "" {
+	switch {
+	case reason == "":
+	case s.sender != nil:
+		s.reason = reason // when the transfer has ended
+	default:
 		r.end(s, reason, nil)
 	}
 }
@@ -278,7 +294,11 @@ func (r *rank) end(s *sequence, reason Reason, err error) {
 		return
 	}
 	delete(r.live, s.ID)
-	r.sched.Remove(&s.Request)
+	if s.request.Room != nil {
+		r.part(s)
+	} else {
+		r.sched.Remove(&s.Request)
+	}
 	s.unwatch()
 	r.engine.countEnd(reason)
 	s.stream.ending = Ending{
@@ -297,6 +317,7 @@ func (r *rank) shutDown(inbox []func(*rank)) {
 	for _, s := range r.sequences() {
 		r.end(s, Failed, ErrShutDown)
 	}
+	r.stopTransfers()
 }
 
 // sequences lists what is live, by arrival: a run must not depend on a map's
@@ -307,8 +328,14 @@ func (r *rank) sequences() []*sequence {
 
 // Check says what is wrong with the engine's books.
 func (r *rank) Check() error {
-	if n := r.sched.Waiting() + r.sched.Running(); n != len(r.live) {
-		return fmt.Errorf("the scheduler has %d requests and the engine %d", n, len(r.live))
+	placed := len(r.live) - len(r.queue)
+	for _, s := range r.open {
+		if s.sender != nil && !s.met {
+			placed--
+		}
+	}
+	if n := r.sched.Waiting() + r.sched.Running() + r.sched.Reserved(); n != placed {
+		return fmt.Errorf("the scheduler has %d requests and the engine %d", n, placed)
 	}
 	for _, s := range r.live {
 		if got := len(s.stream.tokens); got > len(s.Output) {

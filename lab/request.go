@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/culprit-project/culprit/lab/disagg"
 	"github.com/culprit-project/culprit/lab/sched"
 )
 
@@ -21,6 +22,8 @@ type Request struct {
 	Stop        []string
 	Logprobs    bool
 	TopLogprobs int
+
+	Room *Room // where it meets its other half, on a prefill or decode server
 }
 
 // Token is one token of a reply.
@@ -109,6 +112,15 @@ type sequence struct {
 	made    int         // tokens of the reply that the client has been given
 	drawn   int         // which draw of the last step that it was in yields its next token
 	unwatch func() bool // stops waiting for the end of the client's context
+
+	// Of a request with a room. One of the first two is set while it has a
+	// transfer, and is then the third.
+	sender   *disagg.Sender
+	receiver *disagg.Receiver
+	transfer transfer
+	met      bool   // the two halves know each other
+	sent     int    // pages
+	reason   Reason // why it will have ended when its transfer has
 }
 
 // Submit queues a request. When ctx ends, so does the request, between two
@@ -126,6 +138,8 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 		return nil, fmt.Errorf("max tokens is %d, top logprobs %d; neither may be negative", r.MaxTokens, r.TopLogprobs)
 	case maxTokens > room || room <= 0:
 		return nil, &TooLongError{len(r.Prompt), r.MaxTokens, e.Context()}
+	case r.Room != nil && e.config.Mode == NoDisaggregation:
+		return nil, errors.New("the request has a room, and this is neither a prefill nor a decode server")
 	}
 	for i, id := range r.Prompt {
 		if id < 0 || int(id) >= e.config.Model.Vocab {
@@ -149,7 +163,9 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 		s.unwatch = context.AfterFunc(ctx, func() {
 			e.post(func(k *rank) { k.end(s, Cancelled, context.Cause(ctx)) })
 		})
-		if err := k.sched.Add(&s.Request); err != nil {
+		if r.Room != nil {
+			k.meet(s)
+		} else if err := k.sched.Add(&s.Request); err != nil {
 			k.end(s, Failed, err)
 		}
 	})

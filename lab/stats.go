@@ -3,6 +3,7 @@ package lab
 import (
 	"maps"
 
+	"github.com/culprit-project/culprit/lab/disagg"
 	"github.com/culprit-project/culprit/lab/host"
 	"github.com/culprit-project/culprit/lab/sched"
 )
@@ -14,9 +15,11 @@ type Stats struct {
 	Prefill, Decode  Histogram // of the steps' requests
 	Ended            map[Reason]uint64
 	Running, Waiting int
-	FreePages        int // that nobody uses
-	CachedPages      int // of known prefixes, in use or not
-	Pages            int // in all
+	Transfers        disagg.Stats
+	Polls            map[disagg.State]uint64 // answers to the question where a transfer stands
+	FreePages        int                     // that nobody uses
+	CachedPages      int                     // of known prefixes, in use or not
+	Pages            int                     // in all
 
 	HostPages       int // in all
 	HostCachedPages int // of known prefixes
@@ -45,7 +48,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.stats
-	s.Ended = maps.Clone(s.Ended)
+	s.Ended, s.Polls = maps.Clone(s.Ended), maps.Clone(s.Polls)
 	return s
 }
 
@@ -68,6 +71,21 @@ func (e *Engine) copyBooks() {
 	s.FreePages, s.CachedPages = e.sched.FreePages(), e.sched.CachedPages()
 	s.Pages = e.sched.Capacity() / e.config.PageSize
 	s.HostPages, s.HostCachedPages = e.config.HostTokens/e.config.PageSize, e.sched.HostPages()
+	s.Transfers = e.transferStats()
+}
+
+func (e *Engine) countPolls(states []disagg.State) {
+	if len(states) == 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stats.Polls == nil {
+		e.stats.Polls = map[disagg.State]uint64{}
+	}
+	for _, s := range states {
+		e.stats.Polls[s]++
+	}
 }
 
 func (e *Engine) count(step *sched.Step) {

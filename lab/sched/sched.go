@@ -33,6 +33,10 @@ type Request struct {
 	MaxTokens int // of Output
 	Output    []int32
 
+	// PrefillOnly is a request that is never decoded. It keeps its pages until
+	// it is removed.
+	PrefillOnly bool
+
 	CachedTokens int // of the prompt, that were found in the cache when it was first admitted; -1 before
 	HostTokens   int // of CachedTokens, that were on the host alone
 	Retractions  int
@@ -113,6 +117,8 @@ type Scheduler struct {
 	tree    *kv.Tree
 	waiting []*Request // by arrival
 	running []*Request // by admission
+	reserve []*Request // have pages that somebody else fills
+	kept    []*Request // ended, but somebody else uses their pages
 	leaving []*Request // removed, but a launched step still uses their pages
 	flying  int        // steps that were launched and aren't done
 	arrived uint64
@@ -143,6 +149,9 @@ func (s *Scheduler) Waiting() int { return len(s.waiting) }
 // Running counts the requests that have pages.
 func (s *Scheduler) Running() int { return len(s.running) }
 
+// Reserved counts the requests that Reserve gave pages and Start didn't.
+func (s *Scheduler) Reserved() int { return len(s.reserve) }
+
 // FreePages counts pages that nobody uses, CachedPages those in the tree.
 func (s *Scheduler) FreePages() int { return s.pages.Free() }
 
@@ -167,22 +176,63 @@ func (s *Scheduler) Add(r *Request) error {
 	return nil
 }
 
+// Reserve gives a request pages for its prompt, which somebody else computes;
+// false when there aren't enough, or when others wait for theirs.
+func (s *Scheduler) Reserve(r *Request) bool {
+	others := len(s.running) + len(s.reserve)
+	if len(s.waiting) > 0 || others >= s.config.MaxRunning || !s.grow(r, len(r.Prompt), others) {
+		return false
+	}
+	s.arrived++
+	r.order = s.arrived
+	s.reserve = append(s.reserve, r)
+	return true
+}
+
+// Start says that a reserved request's prompt has been computed, and what its
+// first token is: it runs.
+func (s *Scheduler) Start(r *Request, first int32) {
+	s.reserve = slices.DeleteFunc(s.reserve, func(o *Request) bool { return o == r })
+	s.running = append(s.running, r)
+	r.computed = len(r.Prompt)
+	r.Output = append(r.Output, first)
+}
+
 // Remove ends a request wherever it is: finished, cancelled or failed. What it
 // has computed stays known as a prefix. Its pages are free when the last step
 // that it is in is done.
 func (s *Scheduler) Remove(r *Request) {
-	if i := slices.Index(s.waiting, r); i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
+	if !s.take(r) {
 		return
 	}
-	if i := slices.Index(s.running, r); i >= 0 {
-		s.running = slices.Delete(s.running, i, i+1)
-		if r.leaving = r.launched > 0; r.leaving {
-			s.leaving = append(s.leaving, r)
-			return
-		}
-		s.release(r)
+	if r.leaving = r.launched > 0; r.leaving {
+		s.leaving = append(s.leaving, r)
+		return
 	}
+	s.release(r)
+}
+
+// Keep ends a request as Remove does, but somebody else still uses its pages:
+// Remove it when they don't.
+func (s *Scheduler) Keep(r *Request) {
+	if s.take(r) {
+		s.kept = append(s.kept, r)
+	}
+}
+
+// take takes a request out of whichever list has it; true if it has pages.
+func (s *Scheduler) take(r *Request) bool {
+	if i := slices.Index(s.waiting, r); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+		return false
+	}
+	for _, list := range []*[]*Request{&s.running, &s.reserve, &s.kept} {
+		if i := slices.Index(*list, r); i >= 0 {
+			*list = slices.Delete(*list, i, i+1)
+			return true
+		}
+	}
+	return false
 }
 
 // Flush forgets all prefixes that nobody is using.
@@ -227,11 +277,12 @@ func (s *Scheduler) prefill() *Step {
 		room -= to - r.computed
 	}
 	for _, r := range s.running {
-		if room > 0 && r.computed < r.Len()-1 {
+		// The last token of a prompt that is decoded is decode's first.
+		if room > 0 && (r.computed < r.Len()-1 || r.PrefillOnly && len(r.Output) == 0) {
 			add(r)
 		}
 	}
-	for room > 0 && len(s.waiting) > 0 && len(s.running) < s.config.MaxRunning {
+	for room > 0 && len(s.waiting) > 0 && len(s.running)+len(s.reserve) < s.config.MaxRunning {
 		r := s.waiting[0]
 		if !s.admit(r) {
 			break // later ones must not overtake it for ever
@@ -256,8 +307,7 @@ func (s *Scheduler) admit(r *Request) bool {
 		known = s.tree.Match(r.tokens(r.Len() - 1))
 	}
 	r.table = known.Device
-	reserve := len(s.running)
-	if !s.grow(r, r.Len(), reserve) {
+	if !s.grow(r, r.Len(), len(s.running)+len(s.reserve)) {
 		s.tree.Release(known)
 		r.table = nil
 		return false
@@ -297,37 +347,53 @@ func (s *Scheduler) grow(r *Request, n, reserve int) bool {
 // short, the latest ones are retracted, though not while a launched step may
 // be using their pages.
 func (s *Scheduler) decode() *Step {
-	if n := s.config.RetractEvery; n > 0 && len(s.running) > 1 && s.stats.DecodeSteps%uint64(n) == uint64(n)-1 {
+	if n := s.config.RetractEvery; n > 0 && len(s.decoding()) > 1 && s.stats.DecodeSteps%uint64(n) == uint64(n)-1 {
 		if s.flying > 0 {
 			return nil
 		}
 		s.retract(s.latest())
 	}
-	for i := 0; i < len(s.running); {
-		r := s.running[i]
-		if s.grow(r, r.Len(), 0) {
-			i++
-			continue
-		}
+	for !s.growAll() {
 		if s.flying > 0 {
 			return nil
 		}
 		s.retract(s.latest())
-		i = 0 // the order of the rest may have changed
-	}
-	if len(s.running) == 0 {
-		return nil
 	}
 	step := &Step{}
-	for _, r := range s.running {
+	for _, r := range s.decoding() {
 		step.Items = append(step.Items, Item{Request: r, From: r.Len() - 1, To: r.Len(), samples: true})
+	}
+	if len(step.Items) == 0 {
+		return nil
 	}
 	return step
 }
 
-// latest is the running request that arrived last.
+// growAll gives every decoding request the pages for its next token, false if
+// there aren't enough.
+func (s *Scheduler) growAll() bool {
+	for _, r := range s.decoding() {
+		if !s.grow(r, r.Len(), 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// decoding are the running requests that are decoded.
+func (s *Scheduler) decoding() []*Request {
+	all := make([]*Request, 0, len(s.running))
+	for _, r := range s.running {
+		if !r.PrefillOnly {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// latest is the decoding request that arrived last.
 func (s *Scheduler) latest() *Request {
-	return slices.MaxFunc(s.running, func(a, b *Request) int { return cmp.Compare(a.order, b.order) })
+	return slices.MaxFunc(s.decoding(), func(a, b *Request) int { return cmp.Compare(a.order, b.order) })
 }
 
 // retract takes a running request's memory and makes it wait again, in its
@@ -438,6 +504,15 @@ func (s *Scheduler) Check() error {
 		tables = append(tables, r.table)
 		if r.launched == 0 {
 			return fmt.Errorf("request %d has left and nothing uses its pages", r.ID)
+		}
+	}
+	for _, r := range s.kept {
+		tables = append(tables, r.table)
+	}
+	for _, r := range s.reserve {
+		tables = append(tables, r.table)
+		if r.computed > 0 || r.launched > 0 {
+			return fmt.Errorf("request %d has %d tokens computed, and its pages are for somebody else to fill", r.ID, r.computed)
 		}
 	}
 	for _, r := range s.running {
