@@ -29,16 +29,24 @@ type Config struct {
 	Model     *model.Model
 	Tokenizer *model.Tokenizer
 
-	PageSize     int // tokens; a multiple of 16
-	MaxTokens    int // that the cache holds, in whole pages
-	MaxRunning   int // requests that have pages at once
-	ChunkTokens  int // the most tokens that one step prefills
-	NoRadix      bool
-	IndexDType   model.IndexDType
-	Workers      int    // goroutines of the forward pass
-	Seed         uint64 // of requests that bring none
-	NoOverlap    bool   // commit each step before the next one is scheduled
-	RetractEvery int    // for tests: retract one request each so many decode steps; 0 never
+	PageSize    int // tokens; a multiple of 16
+	MaxTokens   int // that the cache holds, in whole pages
+	MaxRunning  int // requests that have pages at once
+	ChunkTokens int // the most tokens that one step prefills
+	NoRadix     bool
+	IndexDType  model.IndexDType
+	Workers     int    // goroutines of the forward pass
+	Seed        uint64 // of requests that bring none
+	NoOverlap   bool   // commit each step before the next one is scheduled
+
+	// Decode steps are captured, for batches of so many requests.
+	NoGraph       bool    // none is: all are eager
+	GraphBatches  []int   // nil is model.Buckets(MaxRunning)
+	NoAltStream   bool    // captured steps don't run the indexer on a stream of its own
+	StreamJitter  float64 // how often one of the streams overtakes the other, 0 to 1; 0 is the default
+	IndexKScatter bool    // store bf16 index keys by the scatter store in place of the fused one
+
+	RetractEvery int // for tests: retract one request each so many decode steps; 0 never
 
 	// The host tier. It needs the prefix cache.
 	HostTokens  int // that it holds, in whole pages; 0 is no host tier
@@ -51,6 +59,7 @@ type Config struct {
 
 	Logger *slog.Logger // nil discards
 	Faults *fault.Set   // nil is none
+	Toggle []string     // that are on, for the faults' expressions
 }
 
 // What a Config field of zero means.
@@ -59,6 +68,10 @@ const (
 	DefaultMaxTokens   = 65536
 	DefaultMaxRunning  = 128
 	DefaultChunkTokens = 512
+
+	// DefaultStreamJitter is what makes capture-alias as frequent as it was in the
+	// incident.
+	DefaultStreamJitter = 0.01
 )
 
 // WithDefaults returns the configuration with every default written out, or
@@ -99,6 +112,23 @@ func (c Config) WithDefaults() (Config, error) {
 	case c.HostTokens > 0 && c.NoRadix:
 		return c, errors.New("the host tier keeps prefixes, so it needs the prefix cache")
 	}
+	if c.StreamJitter == 0 {
+		c.StreamJitter = DefaultStreamJitter
+	}
+	if !(c.StreamJitter > 0 && c.StreamJitter <= 1) {
+		return c, fmt.Errorf("stream jitter is %v, not within 0 and 1", c.StreamJitter)
+	}
+	if c.GraphBatches == nil {
+		c.GraphBatches = model.Buckets(c.MaxRunning)
+	}
+	for _, n := range c.GraphBatches {
+		if n < 1 || n > c.MaxRunning {
+			return c, fmt.Errorf("a captured batch is %d, not within 1 and the %d requests that run at most", n, c.MaxRunning)
+		}
+	}
+	if c.NoGraph {
+		c.GraphBatches = []int{}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -134,6 +164,7 @@ func New(c Config) (*Engine, error) {
 	}
 	e := &Engine{wake: make(chan struct{}, 1)}
 	e.rank = newRank(c, e)
+	e.stats.Decoder = e.decoder.Stats()
 	e.startTransfers()
 	e.publish()
 	return e, nil

@@ -115,7 +115,7 @@ var alone = sync.OnceValue(func() map[model.IndexDType][]reply {
 	replies := map[model.IndexDType][]reply{}
 	for _, d := range []model.IndexDType{model.FP8, model.BF16} {
 		for _, r := range requests(80) {
-			e := testEngine(panicker{}, Config{MaxTokens: 512, NoRadix: true, IndexDType: d, ChunkTokens: 256, MaxRunning: 1})
+			e := testEngine(panicker{}, Config{MaxTokens: 512, NoRadix: true, IndexDType: d, ChunkTokens: 256, MaxRunning: 1, NoGraph: true})
 			s, err := e.Submit(context.Background(), r)
 			if err != nil {
 				panic(err)
@@ -140,7 +140,7 @@ func (panicker) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 func TestSameReplies(t *testing.T) {
 	all := requests(80)
 	want := alone()
-	var retractions, evicted, cached, chunked, loaded, hostEvicted uint64
+	var retractions, evicted, cached, chunked, loaded, hostEvicted, replays, eager uint64
 	rapid.Check(t, func(t *rapid.T) {
 		c := Config{
 			PageSize:     rapid.SampledFrom([]int{16, 32, 48, 64, 128}).Draw(t, "page size"),
@@ -152,6 +152,15 @@ func TestSameReplies(t *testing.T) {
 			RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
 			Workers:      rapid.IntRange(1, 3).Draw(t, "workers"),
 			NoOverlap:    rapid.Bool().Draw(t, "no overlap"),
+
+			NoGraph:       rapid.IntRange(0, 3).Draw(t, "graph") == 0,
+			NoAltStream:   rapid.IntRange(0, 3).Draw(t, "streams") == 0,
+			StreamJitter:  rapid.SampledFrom([]float64{0.1, 1}).Draw(t, "jitter"),
+			IndexKScatter: rapid.Bool().Draw(t, "scatter"),
+			Seed:          rapid.Uint64().Draw(t, "seed"),
+		}
+		if rapid.Bool().Draw(t, "few batches") { // larger ones are eager
+			c.GraphBatches = []int{(c.MaxRunning + 1) / 2}
 		}
 		if !c.NoRadix {
 			c.HostTokens = rapid.SampledFrom([]int{0, 128, 512, 4096}).Draw(t, "host tokens")
@@ -220,14 +229,18 @@ func TestSameReplies(t *testing.T) {
 		stats := e.Stats()
 		retractions, evicted = retractions+stats.Retractions, evicted+stats.Evicted
 		cached, chunked = cached+stats.CachedTokens, chunked+stats.Chunked
+		for _, n := range stats.Decoder.Replays {
+			replays += n
+		}
+		eager += stats.Decoder.Eager
 		loaded, hostEvicted = loaded+stats.Loaded, hostEvicted+stats.HostEvicted
 		if err := leftovers(e); err != nil {
 			t.Fatal(err)
 		}
 	})
-	t.Logf("%d retractions, %d pages evicted, %d tokens cached, %d prompts cut, %d pages loaded, %d evicted from the host",
-		retractions, evicted, cached, chunked, loaded, hostEvicted)
-	if !t.Failed() && (retractions == 0 || evicted == 0 || cached == 0 || chunked == 0) {
+	t.Logf("%d retractions, %d pages evicted, %d tokens cached, %d prompts cut, %d pages loaded, %d evicted from the host, %d replays, %d eager steps",
+		retractions, evicted, cached, chunked, loaded, hostEvicted, replays, eager)
+	if !t.Failed() && (retractions == 0 || evicted == 0 || cached == 0 || chunked == 0 || replays == 0 || eager == 0) {
 		t.Error("not everything that could make a difference happened")
 	}
 }

@@ -23,12 +23,14 @@ type rank struct {
 	cache   *model.Cache
 	host    *host.Tier // the forward pass's; nil where there is none
 	scratch *model.Scratch
+	decoder *model.Decoder
 	live    map[uint64]*sequence // by number
 	number  uint64               // of requests so far
 	flights [3]flight            // one being made, one computed, and the one before, which feeds it
 	turn    int
 	flying  *flight   // launched and not committed
 	env     fault.Env // what doesn't change
+	decode  fault.Env // for the decoder's faults
 }
 
 func newRank(c Config, e *Engine) *rank {
@@ -52,9 +54,16 @@ func newRank(c Config, e *Engine) *rank {
 			PD:      cmp.Or(string(c.Mode), "null"),
 			Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize,
 			HiCache: hostPages > 0, Layout: c.HostLayout.String(),
+			Graph: !c.NoGraph, AltStream: !c.NoAltStream, IndexKStore: "fused", Toggle: map[string]bool{},
 		},
 	}
-	r.scratch.Workers = c.Workers
+	if c.IndexKScatter {
+		r.env.IndexKStore = "scatter"
+	}
+	for _, name := range c.Toggle {
+		r.env.Toggle[name] = true
+	}
+	r.scratch.Workers, r.scratch.Scatter = c.Workers, c.IndexKScatter
 	for l := range model.Layers {
 		r.cache.Latent[l] = make([]float32, pages*c.PageSize*model.RowDim)
 		r.cache.Index[l] = make([]byte, pages*c.IndexDType.PageBytes(c.PageSize))
@@ -62,6 +71,11 @@ func newRank(c Config, e *Engine) *rank {
 	if hostPages > 0 {
 		r.host = host.New(r.cache, host.Config{Pages: hostPages, Layout: c.HostLayout, Seed: c.Seed, Faults: c.Faults})
 	}
+	r.decoder = c.Model.NewDecoder(r.cache, model.DecodeOptions{
+		Rows: c.MaxRunning, Workers: c.Workers, Scatter: c.IndexKScatter,
+		Buckets: c.GraphBatches, OneStream: c.NoAltStream, Jitter: c.StreamJitter, Seed: c.Seed,
+		Faults: c.Faults, Env: &r.decode,
+	})
 	return r
 }
 
@@ -73,10 +87,12 @@ type flight struct {
 	feeds []feed
 	done  chan struct{} // closed when what follows is there
 
-	tokens []Token // for each draw, without text
-	err    error   // says that the step's requests can't go on
-	waits  host.Waits
-	copies []host.Copies
+	tokens  []Token // for each draw, without text
+	err     error   // says that the step's requests can't go on
+	waits   host.Waits
+	copies  []host.Copies
+	prefill model.Counts
+	decode  model.DecodeStats
 }
 
 // draw is a token to be chosen: a sequence's, so many after its first.
@@ -178,6 +194,7 @@ func (r *rank) forward(f, before *flight) {
 	if before != nil {
 		<-before.done
 	}
+	defer func() { f.prefill, f.decode = r.scratch.Counts(), r.decoder.Stats() }()
 	if r.host != nil { // whatever becomes of the step: others count on its copies
 		env := r.env
 		env.Batch, env.Tier = len(f.step.Items), "host"
@@ -194,7 +211,7 @@ func (r *rank) forward(f, before *flight) {
 	for _, x := range f.feeds {
 		f.batch.Rows[x.row].Token = before.tokens[x.draw].ID
 	}
-	logits, err := r.config.Model.Forward(&f.batch, r.cache, r.scratch)
+	logits, err := r.compute(f)
 	if err != nil {
 		f.err = err
 		return
@@ -209,11 +226,22 @@ func (r *rank) forward(f, before *flight) {
 	}
 }
 
+// compute returns the logits of each draw.
+func (r *rank) compute(f *flight) ([]float32, error) {
+	if f.step.Prefill {
+		return r.config.Model.Forward(&f.batch, r.cache, r.scratch)
+	}
+	r.decode = r.env
+	r.decode.Batch = len(f.step.Items)
+	return r.decoder.Step(&f.batch)
+}
+
 // commit takes a step's results: it tells the scheduler, and gives the tokens
 // to those who wait for them.
 func (r *rank) commit(f *flight) {
 	<-f.done
 	r.engine.countHost(f.waits, f.copies)
+	r.engine.countForward(f.prefill, f.decode)
 	if f.err != nil {
 		r.config.Logger.Error("a step failed", slog.Any("error", f.err), slog.Int("requests", len(f.step.Items)))
 		r.sched.Fail(f.step)

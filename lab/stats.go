@@ -5,6 +5,7 @@ import (
 
 	"github.com/culprit-project/culprit/lab/disagg"
 	"github.com/culprit-project/culprit/lab/host"
+	"github.com/culprit-project/culprit/lab/model"
 	"github.com/culprit-project/culprit/lab/sched"
 )
 
@@ -25,6 +26,9 @@ type Stats struct {
 	HostCachedPages int // of known prefixes
 	Waits           host.Waits
 	Copies          []host.Copies // none where there is no host tier
+
+	PrefillCounts model.Counts
+	Decoder       model.DecodeStats
 }
 
 // Histogram counts steps by how many requests were in them: Counts[i] those
@@ -103,6 +107,13 @@ func (e *Engine) countHost(waits host.Waits, copies []host.Copies) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.stats.Waits, e.stats.Copies = waits, copies // nobody writes to copies
+}
+
+// countForward takes the forward pass's counts as of a step.
+func (e *Engine) countForward(prefill model.Counts, decode model.DecodeStats) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stats.PrefillCounts, e.stats.Decoder = prefill, decode // nobody writes to its map
 }
 
 func (e *Engine) countToken() {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/culprit-project/culprit/lab"
 	"github.com/culprit-project/culprit/lab/api"
+	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/host"
 	"github.com/culprit-project/culprit/lab/kv"
 	"github.com/culprit-project/culprit/lab/model"
@@ -43,6 +44,13 @@ type labServe struct {
 	DisableRadixCache  bool   `help:"Don't share the pages of common prefixes."`
 	IndexKDtype        string `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
 
+	IndexKStore string `enum:"fused,scatter" default:"fused" help:"Which store writes bf16 index keys: fused or scatter."`
+
+	DisableCudaGraph bool    `help:"Run decode steps eagerly, instead of replaying captured ones."`
+	CudaGraphBs      []int   `placeholder:"N" help:"Batches that decode steps are captured for (default: 1, 2, 4, 8, 12, 16, 24 and so on)."`
+	DisableAltStream bool    `help:"Captured steps run the indexer on the main stream."`
+	StreamJitter     float64 `default:"${stream_jitter}" placeholder:"X" help:"How often one stream of a captured step overtakes the other, above 0, at most 1 (default: ${default})."`
+
 	EnableHierarchicalCache bool    `help:"Keep prefixes in host memory too, and load them from there."`
 	HicacheRatio            float64 `default:"2" placeholder:"X" help:"Tokens of the host tier for each of the device's (default: ${default})."`
 	HicacheSize             float64 `placeholder:"GB" help:"Size of the host tier in gigabytes, in place of the ratio."`
@@ -51,7 +59,10 @@ type labServe struct {
 	HicachePartialPages     bool    `help:"Load the beginning of a host page too, token by token."`
 
 	Workers    int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, but one, at most 8)."`
-	RandomSeed *uint64 `placeholder:"N" help:"Seed of requests that bring none (default: drawn at start)."`
+	RandomSeed *uint64 `aliases:"seed" placeholder:"N" help:"Seed of requests that bring none, of the streams and of faults (default: drawn at start)."`
+
+	Fault  []string `sep:"none" placeholder:"NAME[,rate=R][,when=EXPR][,per-launch]" help:"Break the server on purpose; \"culprit lab faults\" lists the ways. Repeatable."`
+	Toggle []string `placeholder:"NAME" help:"Switch something on that only the expressions of faults ask about. Repeatable."`
 }
 
 const gcPercent = 20 // of the live heap
@@ -66,6 +77,7 @@ func labDefaults() map[string]string {
 		"max_total_tokens":     strconv.Itoa(lab.DefaultMaxTokens),
 		"max_running_requests": strconv.Itoa(lab.DefaultMaxRunning),
 		"chunked_prefill_size": strconv.Itoa(lab.DefaultChunkTokens),
+		"stream_jitter":        strconv.FormatFloat(lab.DefaultStreamJitter, 'g', -1, 64),
 	}
 }
 
@@ -74,6 +86,8 @@ func (c *labServe) config() lab.Config {
 	config := lab.Config{
 		PageSize: c.PageSize, MaxTokens: c.MaxTotalTokens, MaxRunning: c.MaxRunningRequests, ChunkTokens: c.ChunkedPrefillSize,
 		NoRadix: c.DisableRadixCache, Workers: c.Workers,
+		NoGraph: c.DisableCudaGraph, GraphBatches: c.CudaGraphBs, NoAltStream: c.DisableAltStream,
+		StreamJitter: c.StreamJitter, IndexKScatter: c.IndexKStore == "scatter", Toggle: c.Toggle,
 	}
 	if config.Workers == 0 {
 		// A processor is left for the client, which often runs beside the lab:
@@ -110,6 +124,9 @@ func (c *labServe) Validate() error {
 	if c.EnableHierarchicalCache && c.hostTokens(c.config()) < 1 {
 		return errors.New("--hicache-ratio and --hicache-size must be above 0")
 	}
+	if _, err := fault.Parse(c.Fault, 0); err != nil {
+		return err
+	}
 	_, err := c.config().WithDefaults()
 	return err
 }
@@ -127,6 +144,9 @@ func (c *labServe) engine(logger *slog.Logger) (*lab.Engine, error) {
 	config.Seed = uint64(rand.Uint32()) // a start's own; a number that JSON's readers can hold
 	if c.RandomSeed != nil {
 		config.Seed = *c.RandomSeed
+	}
+	if config.Faults, err = fault.Parse(c.Fault, config.Seed); err != nil {
+		return nil, err
 	}
 	return lab.New(config)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -110,6 +111,13 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) *failure {
 		"hicache_write_policy":      c.WritePolicy.String(),
 		"hicache_partial_pages":     c.HostParts,
 
+		"disable_cuda_graph": c.NoGraph,
+		"cuda_graph_bs":      c.GraphBatches,
+		"disable_alt_stream": c.NoAltStream,
+		"stream_jitter":      c.StreamJitter,
+		"index_k_store":      indexStore(c.IndexKScatter),
+		"toggles":            append([]string{}, c.Toggle...),
+
 		"workers":              c.Workers,
 		"random_seed":          c.Seed,
 		"context_length":       s.Engine.Context(),
@@ -176,6 +184,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 	m.add("counter", "evicted_pages_total", "Pages of known prefixes that had to go.",
 		row{`tier="device"`, stats.Evicted}, row{`tier="host"`, stats.HostEvicted})
 	m.host(stats)
+	m.decoder(stats)
 	var ended []row
 	for _, reason := range lab.Reasons() {
 		ended = append(ended, row{fmt.Sprintf("outcome=%q", reason), stats.Ended[reason]})
@@ -187,6 +196,42 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write(m.Bytes()) // nobody can be told that the client has gone
 	return nil
+}
+
+func indexStore(scatter bool) string {
+	if scatter {
+		return "scatter"
+	}
+	return "fused"
+}
+
+// decoder writes how decode steps ran, and which of the steps that there are
+// several of.
+func (m *metrics) decoder(stats lab.Stats) {
+	d := stats.Decoder
+	var replays []row
+	for _, batch := range slices.Sorted(maps.Keys(d.Replays)) {
+		replays = append(replays, row{fmt.Sprintf("batch=\"%d\"", batch), d.Replays[batch]})
+	}
+	m.add("counter", "graph_replays_total", "Decode steps that were replayed, by the batch that was captured.", replays...)
+	m.add("counter", "eager_decode_steps_total", "Decode steps that weren't.", row{value: d.Eager})
+	m.add("gauge", "graph_captures", "Captured decode steps.", row{value: uint64(d.Captures)})
+	m.add("gauge", "graph_bytes", "Memory of captured steps: the arena that they share, and what the largest would take without sharing.",
+		row{`kind="arena"`, uint64(d.ArenaBytes)}, row{`kind="unshared"`, uint64(d.BufferBytes)})
+	var stores, reads []row
+	for _, phase := range []struct {
+		name string
+		model.Counts
+	}{{"prefill", stats.PrefillCounts}, {"decode", d.Counts}} {
+		stores = append(stores,
+			row{fmt.Sprintf(`phase=%q,store=%q`, phase.name, indexStore(false)), phase.FusedStores},
+			row{fmt.Sprintf(`phase=%q,store=%q`, phase.name, indexStore(true)), phase.ScatterStores})
+		for _, dtype := range []model.IndexDType{model.FP8, model.BF16} {
+			reads = append(reads, row{fmt.Sprintf(`phase=%q,reader=%q`, phase.name, dtype), phase.Reads[dtype]})
+		}
+	}
+	m.add("counter", "index_k_stores_total", "Launches of the stores of index keys, one for each layer.", stores...)
+	m.add("counter", "index_k_reads_total", "Launches of the readers of index keys, one for each layer.", reads...)
 }
 
 // host writes the host tier's counts. Its copies have no rows where there is no
