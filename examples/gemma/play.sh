@@ -83,8 +83,8 @@ play() { # WORKLOAD FLAG...
 # vocabulary of 262,144 tokens. The right call takes the place of a wrong one, so
 # that later rounds have examples to follow.
 play agent --tools text --context-lines 4 --rounds 6 --max-tokens 40
-play echo --rounds 3 --set copy_lines=4 --max-tokens 80
-play recall --rounds 7 --max-tokens 16
-play churn --rounds 2 --context-lines 6 --set copy_lines=4 --max-tokens 80
+play echo --rounds 2 --set copy_lines=4 --max-tokens 80
+play recall --rounds 5 --max-tokens 16
+play churn --rounds 1 --context-lines 6 --set copy_lines=4 --max-tokens 80
 
 python3 "$here/table.py" runs/{agent,echo,recall,churn}-{1,8} | tee runs/table.md
