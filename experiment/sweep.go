@@ -240,7 +240,7 @@ func sweepRecords(params []byte) ([]sweepRecord, error) {
 			r.params = append(r.params, p)
 			all = append(all, p.key+"="+p.value.text())
 		}
-		r.name = cmp.Or(r.name, strings.Join(all, "-"))
+		r.name = cmp.Or(r.name, strings.Join(all, "-"), fmt.Sprintf("arm %d", i+1))
 		if names[r.name] {
 			return nil, fmt.Errorf("arm %d: name %q is there twice", i+1, r.name)
 		}

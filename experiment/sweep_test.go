@@ -37,6 +37,10 @@ func TestSweepCase(t *testing.T) {
 			},
 		},
 		{
+			"a switch in the place of a value", "s --x 1 --y", `[{"x": true}, {"x": 5}, {}]`,
+			[]string{"x=true: s|--x|1|--y", "x=5: s|--x|5|--y", "arm 3: s|--x|1|--y"},
+		},
+		{
 			"values that look alike, and braces that are plain", "vllm serve m --x '{{y}}'",
 			`[{"a": 1}, {"a": null}, {"_benchmark_name": "x", "a": "None"}, {"_benchmark_name": "y", "a": true}, {"_benchmark_name": "z", "a": "true"}, {"_benchmark_name": "w"}]`,
 			[]string{

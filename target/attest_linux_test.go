@@ -75,7 +75,7 @@ func TestLocalHost(t *testing.T) { testHost(t, Local{}) }
 func testAttest(t *testing.T, l *Launcher, host string) {
 	address, dir := freeAddress(t), t.TempDir()
 	s, err := l.Launch(t.Context(), []Process{{
-		Name: "decode", Command: []string{os.Args[0], "server", address, filepath.Join(dir, "pid")}, Dir: dir, Host: host,
+		Name: "decode", Command: []string{os.Args[0], "server", address, filepath.Join(dir, "pid"), "--api-key=verysecret3"}, Dir: dir, Host: host,
 		Env: map[string]string{"SGLANG_X": "bf16", "HF_TOKEN": "verysecret1"},
 	}}, Ready{URL: "http://" + address, Timeout: 20 * time.Second}, dir)
 	if err != nil {
@@ -319,6 +319,19 @@ func TestFiles(t *testing.T) {
 	}
 	if f, ok := got[big]; !ok || f.SHA256 != "" || f.Size != hashLimit+1 {
 		t.Errorf("the big file is %+v", f)
+	}
+	// What had no hash before is hashed now; what had one isn't again.
+	for _, hash := range []string{"", "known"} {
+		f := got[dir+"/a"]
+		want := f.SHA256
+		if hash != "" {
+			want = hash
+		}
+		f.SHA256 = hash
+		d.known[dir+"/a"] = f
+		if again, err := d.files(t.Context(), paths[:1]); err != nil || again[dir+"/a"].SHA256 != want {
+			t.Errorf("known by %q, its hash is %+v, %v", hash, again, err)
+		}
 	}
 	if _, there := got[dir+"/none"]; there {
 		t.Error("a file that isn't there is there")
