@@ -37,12 +37,16 @@ type labServe struct {
 	ServedModelName string `default:"culprit-lab" placeholder:"NAME" help:"The model's name (default: ${default})."`
 	LoadFormat      string `enum:"auto,dummy" default:"auto" help:"auto: the trained weights; dummy: seeded random ones."`
 
-	PageSize           int    `placeholder:"N" help:"Tokens of a page of the cache, a multiple of 16 (default: ${page_size})."`
-	MaxTotalTokens     int    `placeholder:"N" help:"Tokens that the cache holds (default: ${max_total_tokens})."`
-	MaxRunningRequests int    `placeholder:"N" help:"Requests that have pages at once (default: ${max_running_requests})."`
-	ChunkedPrefillSize int    `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
-	DisableRadixCache  bool   `help:"Don't share the pages of common prefixes."`
-	IndexKDtype        string `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
+	PageSize           int  `placeholder:"N" help:"Tokens of a page of the cache, a multiple of 16 (default: ${page_size})."`
+	MaxTotalTokens     int  `placeholder:"N" help:"Tokens that the cache holds (default: ${max_total_tokens})."`
+	MaxRunningRequests int  `placeholder:"N" help:"Requests that have pages at once (default: ${max_running_requests})."`
+	ChunkedPrefillSize int  `placeholder:"N" help:"The most tokens that one step prefills (default: ${chunked_prefill_size})."`
+	DisableRadixCache  bool `help:"Don't share the pages of common prefixes."`
+	disaggregation     `embed:""`
+
+	DisableOverlapSchedule bool `help:"Commit each step before the next one is scheduled."`
+
+	IndexKDtype string `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
 
 	IndexKStore string `enum:"fused,scatter" default:"fused" help:"Which store writes bf16 index keys: fused or scatter."`
 
@@ -89,6 +93,8 @@ func (c *labServe) config() lab.Config {
 		NoGraph: c.DisableCudaGraph, GraphBatches: c.CudaGraphBs, NoAltStream: c.DisableAltStream,
 		StreamJitter: c.StreamJitter, IndexKScatter: c.IndexKStore == "scatter", Toggle: c.Toggle,
 	}
+	config.NoOverlap = c.DisableOverlapSchedule
+	c.apply(&config)
 	if config.Workers == 0 {
 		// A processor is left for the client, which often runs beside the lab:
 		// one that can't keep up with its own clock can't judge a server.
@@ -181,6 +187,11 @@ func (c *labServe) Run(ctx context.Context, s *streams) error {
 		return fmt.Errorf("listen on %s: %w", address, err)
 	}
 	url := "http://" + listener.Addr().String()
+	bootstrapPort, stopTransfers, err := c.serve(ctx, c.Host, engine)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	defer stopTransfers()
 
 	// Requests outlive ctx: they are drained.
 	engineContext, stopEngine := context.WithCancel(context.WithoutCancel(ctx))
@@ -193,7 +204,7 @@ func (c *labServe) Run(ctx context.Context, s *streams) error {
 		Handler: api.New(api.Options{
 			Engine: engine, Model: c.ServedModelName, Version: strings.TrimPrefix(version(), "culprit "),
 			ID: strconv.FormatUint(uint64(started.UnixMilli()), 36), Started: started,
-			Info: map[string]any{"host": c.Host, "port": listener.Addr().(*net.TCPAddr).Port, "load_format": c.LoadFormat},
+			Info: map[string]any{"disaggregation_bootstrap_port": bootstrapPort, "host": c.Host, "port": listener.Addr().(*net.TCPAddr).Port, "load_format": c.LoadFormat},
 		}),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,

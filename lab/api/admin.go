@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/culprit-project/culprit/lab"
+	"github.com/culprit-project/culprit/lab/disagg"
 	"github.com/culprit-project/culprit/lab/model"
 )
 
@@ -102,8 +104,12 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) *failure {
 		"max_total_tokens":     stats.Pages * c.PageSize,
 		"max_total_num_tokens": stats.Pages * c.PageSize,
 		"chunked_prefill_size": c.ChunkTokens,
-		"disable_radix_cache":  c.NoRadix,
-		"index_k_dtype":        c.IndexDType.String(),
+
+		"disable_overlap_schedule": c.NoOverlap,
+		"disaggregation_mode":      cmp.Or(string(c.Mode), "null"),
+
+		"disable_radix_cache": c.NoRadix,
+		"index_k_dtype":       c.IndexDType.String(),
 
 		"enable_hierarchical_cache": c.HostTokens > 0,
 		"hicache_total_tokens":      stats.HostPages * c.PageSize,
@@ -185,6 +191,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 		row{`tier="device"`, stats.Evicted}, row{`tier="host"`, stats.HostEvicted})
 	m.host(stats)
 	m.decoder(stats)
+	m.transfers(stats)
 	var ended []row
 	for _, reason := range lab.Reasons() {
 		ended = append(ended, row{fmt.Sprintf("outcome=%q", reason), stats.Ended[reason]})
@@ -252,6 +259,22 @@ func (m *metrics) host(stats lab.Stats) {
 	}
 	m.add("counter", "copies_total", "Copies between the tiers, one for each layer.", calls...)
 	m.add("counter", "copied_tokens_total", "Tokens copied between the tiers, once for each layer.", tokens...)
+}
+
+// transfers writes what the transfers of a prefill or decode server did.
+func (m *metrics) transfers(stats lab.Stats) {
+	var polls, bytes []row
+	for _, s := range disagg.States() {
+		polls = append(polls, row{fmt.Sprintf("state=%q", s), stats.Polls[s]})
+	}
+	for _, c := range disagg.Components() {
+		bytes = append(bytes, row{fmt.Sprintf("component=%q", c), stats.Transfers.Bytes[c]})
+	}
+	m.add("counter", "transfer_polls_total", "Answers to the question where a transfer stands, which is asked in each step.", polls...)
+	m.add("counter", "kv_transfers_total", "Transfers that succeeded.", row{value: stats.Transfers.Transfers})
+	m.add("counter", "num_transfer_failed_reqs_total", "Transfers that failed or were aborted.", row{value: stats.Transfers.Failures})
+	m.add("counter", "kv_transfer_bytes_total", "Bytes that were sent or received, by component.", bytes...)
+	m.add("counter", "kv_transfer_late_total", "Frames that came for transfers that had ended.", row{value: stats.Transfers.Late})
 }
 
 // metrics is text in Prometheus's format. All names have one prefix.

@@ -446,7 +446,7 @@ func TestAdmin(t *testing.T) {
 		t.Errorf("%d pages are cached", n)
 	}
 
-	line := regexp.MustCompile(`^culprit_lab_[a-z_]+(\{[a-z]+="[a-z+0-9A-Z]*"(,[a-z]+="[^"]*")*\})? [0-9]+$`)
+	line := regexp.MustCompile(`^culprit_lab_[a-z_]+(\{[a-z]+="[a-z_+0-9A-Z]*"(,[a-z]+="[^"]*")*\})? [0-9]+$`)
 	values := map[string]string{}
 	for l := range strings.Lines(get("/metrics")) {
 		l = strings.TrimSuffix(l, "\n")

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/culprit-project/culprit/lab"
@@ -26,6 +28,11 @@ type sampling struct {
 	Stream        bool                  `json:"stream"`
 	StreamOptions *openai.StreamOptions `json:"stream_options"`
 	RID           string                `json:"rid"`
+
+	// Where the request's two halves meet, from a router.
+	BootstrapHost string  `json:"bootstrap_host"`
+	BootstrapPort int     `json:"bootstrap_port"`
+	BootstrapRoom *uint64 `json:"bootstrap_room"`
 }
 
 type chatRequest struct {
@@ -205,6 +212,12 @@ func (s *Server) request(r *http.Request, p *sampling) (lab.Request, *failure) {
 		if req.TopP = *t; *t <= 0 || *t > 1 {
 			return req, bad("top_p", "top_p is %v, not above 0 and at most 1", *t)
 		}
+	}
+	if p.BootstrapRoom != nil {
+		if p.BootstrapHost == "" || p.BootstrapPort < 1 || p.BootstrapPort > 65535 {
+			return req, bad("bootstrap_host", "bootstrap_room needs bootstrap_host and bootstrap_port, and they are %q and %d", p.BootstrapHost, p.BootstrapPort)
+		}
+		req.Room = &lab.Room{Address: net.JoinHostPort(p.BootstrapHost, strconv.Itoa(p.BootstrapPort)), Number: *p.BootstrapRoom}
 	}
 	if p.Seed != nil {
 		seed := uint64(*p.Seed)
