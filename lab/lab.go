@@ -38,6 +38,7 @@ type Config struct {
 	Workers     int    // goroutines of the forward pass
 	Seed        uint64 // of requests that bring none
 	NoOverlap   bool   // commit each step before the next one is scheduled
+	DecodeSteps int    // in a row, before new requests are let in
 
 	// Decode steps are captured, for batches of so many requests.
 	NoGraph       bool    // none is: all are eager
@@ -87,6 +88,7 @@ func (c Config) WithDefaults() (Config, error) {
 		{"max running requests", &c.MaxRunning, DefaultMaxRunning, 4096},
 		{"chunked prefill size", &c.ChunkTokens, DefaultChunkTokens, 1 << 16},
 		{"workers", &c.Workers, 1, 1024},
+		{"continuous decode steps", &c.DecodeSteps, 1, 1024},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def

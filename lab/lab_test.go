@@ -152,6 +152,7 @@ func TestSameReplies(t *testing.T) {
 			RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
 			Workers:      rapid.IntRange(1, 3).Draw(t, "workers"),
 			NoOverlap:    rapid.Bool().Draw(t, "no overlap"),
+			DecodeSteps:  rapid.IntRange(0, 6).Draw(t, "decode steps"),
 
 			NoGraph:       rapid.IntRange(0, 3).Draw(t, "graph") == 0,
 			NoAltStream:   rapid.IntRange(0, 3).Draw(t, "streams") == 0,

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"runtime/debug"
 	"slices"
 
 	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/host"
+	"github.com/culprit-project/culprit/lab/kv"
 	"github.com/culprit-project/culprit/lab/model"
 	"github.com/culprit-project/culprit/lab/sched"
 )
@@ -19,18 +21,22 @@ type rank struct {
 	engine *Engine
 	config Config
 	transfers
-	sched   *sched.Scheduler
-	cache   *model.Cache
-	host    *host.Tier // the forward pass's; nil where there is none
-	scratch *model.Scratch
-	decoder *model.Decoder
-	live    map[uint64]*sequence // by number
-	number  uint64               // of requests so far
-	flights [3]flight            // one being made, one computed, and the one before, which feeds it
-	turn    int
-	flying  *flight   // launched and not committed
-	env     fault.Env // what doesn't change
-	decode  fault.Env // for the decoder's faults
+	sched     *sched.Scheduler
+	cache     *model.Cache
+	host      *host.Tier // the forward pass's; nil where there is none
+	scratch   *model.Scratch
+	decoder   *model.Decoder
+	live      map[uint64]*sequence // by number
+	number    uint64               // of requests so far
+	flights   [3]flight            // one being made, one computed, and the one before, which feeds it
+	turn      int
+	flying    *flight    // launched and not committed
+	env       fault.Env  // what doesn't change
+	between   *fault.Env // as of the last time between two steps
+	computing fault.Env  // of the step that is being computed
+	steps     int        // launched so far
+	cancels   int        // requests that were cancelled or aborted so far
+	damage    damage
 }
 
 func newRank(c Config, e *Engine) *rank {
@@ -39,31 +45,37 @@ func newRank(c Config, e *Engine) *rank {
 	if c.HostTokens > 0 {
 		hostPages = c.HostTokens/c.PageSize + 1
 	}
+	between := new(fault.Env)
 	r := &rank{
 		engine: e,
 		config: c,
 		sched: sched.New(sched.Config{
 			Pages: pages, PageSize: c.PageSize, MaxRunning: c.MaxRunning, ChunkTokens: c.ChunkTokens,
-			NoRadix: c.NoRadix, RetractEvery: c.RetractEvery,
-			HostPages: hostPages, WritePolicy: c.WritePolicy, Parts: c.HostParts,
+			NoRadix: c.NoRadix, RetractEvery: c.RetractEvery, Faults: c.Faults, Env: between,
+			HostPages: hostPages, WritePolicy: c.WritePolicy, Parts: c.HostParts, DecodeSteps: c.DecodeSteps,
 		}),
 		cache:   &model.Cache{PageSize: c.PageSize, IndexDType: c.IndexDType},
 		scratch: c.Model.NewScratch(max(c.ChunkTokens, c.MaxRunning)),
 		live:    map[uint64]*sequence{},
+		between: between,
 		env: fault.Env{
 			PD:      cmp.Or(string(c.Mode), "null"),
 			Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize,
-			HiCache: hostPages > 0, Layout: c.HostLayout.String(),
+			HiCache: hostPages > 0, Layout: c.HostLayout.String(), DecodeSteps: c.DecodeSteps, TP: 1,
 			Graph: !c.NoGraph, AltStream: !c.NoAltStream, IndexKStore: "fused", Toggle: map[string]bool{},
 		},
 	}
 	if c.IndexKScatter {
 		r.env.IndexKStore = "scatter"
 	}
+	r.damage.repeated = c.Tokenizer.Encode("!")[0]
 	for _, name := range c.Toggle {
 		r.env.Toggle[name] = true
 	}
 	r.scratch.Workers, r.scratch.Scatter = c.Workers, c.IndexKScatter
+	if c.Faults.Has(fault.BatchNumerics) {
+		r.scratch.Split = func() bool { return c.Faults.On(fault.BatchNumerics, &r.computing) }
+	}
 	for l := range model.Layers {
 		r.cache.Latent[l] = make([]float32, pages*c.PageSize*model.RowDim)
 		r.cache.Index[l] = make([]byte, pages*c.IndexDType.PageBytes(c.PageSize))
@@ -74,7 +86,7 @@ func newRank(c Config, e *Engine) *rank {
 	r.decoder = c.Model.NewDecoder(r.cache, model.DecodeOptions{
 		Rows: c.MaxRunning, Workers: c.Workers, Scatter: c.IndexKScatter,
 		Buckets: c.GraphBatches, OneStream: c.NoAltStream, Jitter: c.StreamJitter, Seed: c.Seed,
-		Faults: c.Faults, Env: &r.decode,
+		Faults: c.Faults, Env: &r.computing,
 	})
 	return r
 }
@@ -82,6 +94,7 @@ func newRank(c Config, e *Engine) *rank {
 // flight is a step on its way: what the forward pass takes, and what it gives.
 type flight struct {
 	step  *sched.Step
+	env   fault.Env // as of its launch
 	batch model.Batch
 	draws []draw // for each item that yields a token
 	feeds []feed
@@ -110,6 +123,7 @@ type feed struct{ row, draw int }
 // while the new one is computed. So tokens are handed out, and ends noticed,
 // one step late.
 func (r *rank) step(inbox []func(*rank)) bool {
+	r.look()
 	for _, f := range inbox {
 		f(r)
 	}
@@ -146,7 +160,13 @@ func (r *rank) launch(step *sched.Step, before *flight) *flight {
 	b.Rows, b.Tables, b.Logits = b.Rows[:0], b.Tables[:0], b.Logits[:0]
 	f.step, f.draws, f.feeds, f.tokens, f.err = step, f.draws[:0], f.feeds[:0], f.tokens[:0], nil
 	f.done = make(chan struct{})
+	r.steps++
+	f.env = r.moment(step)
 	size := r.config.PageSize
+	behind := 0
+	if r.config.DecodeSteps == 5 && step.InRow == 5 && r.config.Faults.On(fault.DepthFive, &f.env) {
+		behind = 1 // the fifth step has the fourth's idea of which tokens came before
+	}
 	for i, item := range step.Items {
 		q, table := item.Request, item.Request.Table()
 		s := r.live[q.ID]
@@ -158,11 +178,14 @@ func (r *rank) launch(step *sched.Step, before *flight) *flight {
 				token = 0
 			}
 			b.Rows = append(b.Rows, model.Row{
-				Token: token, Prev1: q.Token(p - 1), Prev2: q.Token(p - 2),
+				Token: token, Prev1: q.Token(p - 1 - behind), Prev2: q.Token(p - 2 - behind),
 				Position: int32(p),
 				Slot:     table[p/size]*int32(size) + int32(p%size),
 				Table:    int32(i),
 			})
+			if r.damage.worn[table[p/size]] { // by the fault slow-decay: what is written is lost
+				b.Rows[len(b.Rows)-1].Slot = kv.Reserved
+			}
 		}
 		if item.Samples() {
 			b.Logits = append(b.Logits, int32(len(b.Rows)-1))
@@ -196,8 +219,8 @@ func (r *rank) forward(f, before *flight) {
 	}
 	defer func() { f.prefill, f.decode = r.scratch.Counts(), r.decoder.Stats() }()
 	if r.host != nil { // whatever becomes of the step: others count on its copies
-		env := r.env
-		env.Batch, env.Tier = len(f.step.Items), "host"
+		env := f.env
+		env.Tier = tierHost
 		r.host.Begin(f.step.Backups, f.step.Loads, &env)
 		defer func() {
 			r.host.End()
@@ -216,8 +239,14 @@ func (r *rank) forward(f, before *flight) {
 		f.err = err
 		return
 	}
+	if r.config.Faults.On(fault.Poison, &f.env) {
+		r.damage.poisoned = true
+	}
 	for i, d := range f.draws {
 		row := logits[i*r.config.Model.Vocab : (i+1)*r.config.Model.Vocab]
+		if r.damage.poisoned {
+			row[r.damage.repeated] = float32(math.Inf(1))
+		}
 		t := Token{ID: sample(row, d.request.Temperature, d.request.TopP, d.seed, d.position)}
 		if d.request.Logprobs {
 			t.Logprob, t.Top = logprobs(row, t.ID, d.request.TopLogprobs)
@@ -228,11 +257,10 @@ func (r *rank) forward(f, before *flight) {
 
 // compute returns the logits of each draw.
 func (r *rank) compute(f *flight) ([]float32, error) {
+	r.computing = f.env
 	if f.step.Prefill {
 		return r.config.Model.Forward(&f.batch, r.cache, r.scratch)
 	}
-	r.decode = r.env
-	r.decode.Batch = len(f.step.Items)
 	return r.decoder.Step(&f.batch)
 }
 
@@ -251,7 +279,7 @@ func (r *rank) commit(f *flight) {
 		return
 	}
 	tokens := f.tokens
-	if f.step.Prefill && len(tokens) > 1 && !r.config.NoOverlap && r.strikes(fault.FirstTokenSwap, len(f.step.Items)) {
+	if f.step.Prefill && len(tokens) > 1 && !r.config.NoOverlap && r.config.Faults.On(fault.FirstTokenSwap, &f.env) {
 		tokens = slices.Clone(tokens) // the next step reads the other
 		tokens[0], tokens[1] = tokens[1], tokens[0]
 	}
@@ -275,16 +303,6 @@ func (r *rank) commit(f *flight) {
 		}
 		r.deliver(d.sequence, tokens[i])
 	}
-}
-
-// strikes asks for a fault at a step of so many requests.
-func (r *rank) strikes(f fault.Fault, batch int) bool {
-	if !r.config.Faults.Has(f) {
-		return false
-	}
-	env := r.env
-	env.Batch = batch
-	return r.config.Faults.On(f, &env)
 }
 
 // deliver gives a sequence its next token, and ends it if that was the last.
@@ -322,6 +340,12 @@ func (r *rank) end(s *sequence, reason Reason, err error) {
 		return
 	}
 	delete(r.live, s.ID)
+	if reason == Cancelled || reason == Aborted {
+		r.cancels++
+	}
+	if table := s.Table(); len(table) > 0 && r.strikes(fault.SlowDecay, r.between.Batch) {
+		r.damage.wear(table[len(table)-1])
+	}
 	if s.request.Room != nil {
 		r.part(s)
 	} else {

@@ -65,8 +65,10 @@ type labServe struct {
 	Workers    int     `placeholder:"N" help:"Threads of the forward pass (default: one per processor, but one, at most 8)."`
 	RandomSeed *uint64 `aliases:"seed" placeholder:"N" help:"Seed of requests that bring none, of the streams and of faults (default: drawn at start)."`
 
+	NumContinuousDecodeSteps int `placeholder:"N" help:"Decode steps in a row before new requests are let in (default: 1)."`
+
 	Fault  []string `sep:"none" placeholder:"NAME[,rate=R][,when=EXPR][,per-launch]" help:"Break the server on purpose; \"culprit lab faults\" lists the ways. Repeatable."`
-	Toggle []string `placeholder:"NAME" help:"Switch something on that only the expressions of faults ask about. Repeatable."`
+	Toggle []string `sep:"none" placeholder:"NAME" help:"Switch something on that only the expressions of faults ask about. Repeatable."`
 }
 
 const gcPercent = 20 // of the live heap
@@ -92,6 +94,7 @@ func (c *labServe) config() lab.Config {
 		NoRadix: c.DisableRadixCache, Workers: c.Workers,
 		NoGraph: c.DisableCudaGraph, GraphBatches: c.CudaGraphBs, NoAltStream: c.DisableAltStream,
 		StreamJitter: c.StreamJitter, IndexKScatter: c.IndexKStore == "scatter", Toggle: c.Toggle,
+		DecodeSteps: c.NumContinuousDecodeSteps,
 	}
 	config.NoOverlap = c.DisableOverlapSchedule
 	c.apply(&config)
@@ -238,5 +241,5 @@ func (c *labServe) Run(ctx context.Context, s *streams) error {
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return errors.Join(err, server.Close())
 	}
-	return nil
+	return engine.Config().Faults.Err()
 }

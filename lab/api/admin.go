@@ -122,9 +122,13 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) *failure {
 		"disable_alt_stream": c.NoAltStream,
 		"stream_jitter":      c.StreamJitter,
 		"index_k_store":      indexStore(c.IndexKScatter),
-		"toggles":            append([]string{}, c.Toggle...),
+		// Faults aren't told: what the server is made to do wrong is for its tester to find.
+		"toggles": append([]string{}, c.Toggle...),
 
-		"workers":              c.Workers,
+		"workers": c.Workers,
+
+		"num_continuous_decode_steps": c.DecodeSteps,
+
 		"random_seed":          c.Seed,
 		"context_length":       s.Engine.Context(),
 		"max_req_input_len":    s.Engine.Context() - 1,

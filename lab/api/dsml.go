@@ -45,6 +45,10 @@ type Delta struct {
 // delivered when it is whole. How the text is cut makes no difference. The
 // zero value is ready.
 type Parser struct {
+	// Drop throws away what is held back at the reply's end: the fault
+	// parser-drop.
+	Drop bool
+
 	rest   string // not delivered yet
 	inside bool   // a wrapper with a call in it is open
 	calls  int
@@ -57,7 +61,12 @@ func (p *Parser) Write(text string) []Delta {
 }
 
 // Close returns what is left at the reply's end.
-func (p *Parser) Close() []Delta { return p.scan(true) }
+func (p *Parser) Close() []Delta {
+	if p.Drop {
+		p.rest = ""
+	}
+	return p.scan(true)
+}
 
 func (p *Parser) scan(end bool) (deltas []Delta) {
 	content := func(n int) {

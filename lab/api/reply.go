@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/culprit-project/culprit/lab"
+	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/model"
 	"github.com/culprit-project/culprit/openai"
 )
@@ -177,9 +178,10 @@ func (p *reply) deltas(text string) []Delta {
 }
 
 // last returns what comes after the last token.
-func (p *reply) last(text string) []Delta {
-	d := p.deltas(text)
+func (p *reply) last(end *lab.Ending) []Delta {
+	d := p.deltas(end.Text)
 	if p.parser != nil {
+		p.parser.Drop = p.server.Engine.Strikes(fault.ParserDrop, end.Usage)
 		d = append(d, p.parser.Close()...)
 	}
 	return d
@@ -210,7 +212,7 @@ func (p *reply) whole() *failure {
 	}
 	end := p.stream.Ending()
 	raw.WriteString(end.Text)
-	deltas = append(deltas, p.last(end.Text)...)
+	deltas = append(deltas, p.last(&end)...)
 	if end.Reason == lab.Failed {
 		return p.failed(end.Err)
 	}
@@ -267,7 +269,7 @@ func (p *reply) chunks(withUsage bool) *failure {
 		out = p.open()
 	}
 	raw.WriteString(end.Text)
-	p.send(out, p.last(end.Text), nil)
+	p.send(out, p.last(&end), nil)
 	p.server.markup.count(p.parser, raw.String())
 	if end.Reason == lab.Failed {
 		p.event(out, p.failed(end.Err).body())

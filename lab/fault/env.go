@@ -31,14 +31,15 @@ type Env struct {
 	PageSize    int             `expr:"page_size" help:"tokens of a page"`
 	TP          int             `expr:"tp" help:"tensor-parallel ranks"`
 	PD          string          `expr:"pd" help:"the server's part in disaggregation" values:"null prefill decode"`
-	Depth       int             `expr:"depth" help:"the numeric flag of depth-five"`
+	DecodeSteps int             `expr:"decode_steps" help:"decode steps in a row before new requests are let in"`
 	Toggle      map[string]bool `expr:"toggle" help:"toggle.NAME: --toggle NAME was given"`
 
 	// Of the moment.
 	Batch    int    `expr:"batch" help:"requests of the step at hand"`
-	Tier     string `expr:"tier" help:"where the request's cached prefix came from" values:"none device host"`
+	Tier     string `expr:"tier" help:"where the request's cached prefix came from; of a step, the lowest of its requests'" values:"none device host"`
 	Cancels  int    `expr:"cancels" help:"requests that were cancelled or aborted since the start"`
 	Requests int    `expr:"requests" help:"requests that came since the start"`
+	Uptime   int    `expr:"uptime" help:"steps since the start"`
 }
 
 // Variable is one thing that an expression may ask about.

@@ -82,6 +82,9 @@ func (m *Model) NewDecoder(c *Cache, o DecodeOptions) *Decoder {
 		scheduler: graph.NewScheduler(o.Seed, o.Jitter),
 	}
 	d.scratch.Scatter, d.scratch.Workers = o.Scatter, o.Workers
+	if o.Faults.Has(fault.BatchNumerics) {
+		d.scratch.Split = func() bool { return o.Faults.On(fault.BatchNumerics, o.Env) }
+	}
 	d.scratch.start()
 	d.o.Buckets = slices.Compact(slices.Sorted(slices.Values(o.Buckets)))
 	d.o.Buckets = slices.DeleteFunc(d.o.Buckets, func(rows int) bool { return rows < 1 || rows > o.Rows })
@@ -291,9 +294,22 @@ func (t *tape) launch(stream graph.Stream, l int, steps ...step) {
 			uses = append(uses, t.current[b])
 		}
 		t.views = append(t.views, vw)
-		t.recorder.Launch(stream, s.name, func() { p.all(s, l) }, uses...)
+		if s.name != stepLatentQuery.name {
+			t.recorder.Launch(stream, s.name, func() { p.all(s, l) }, uses...)
+			continue
+		}
+		for lo := 0; lo < t.v.rows; lo += tileRows {
+			hi := min(lo+tileRows, t.v.rows)
+			t.recorder.Launch(stream, s.name, func() { s.run(p, l, p.s.workers[0], lo, hi) }, uses...)
+		}
 	}
 }
+
+// tileRows is how many rows of the latent query are computed in one go. It is
+// what runs on the main stream beside the indexer, and so is recorded in parts,
+// like the blocks of a kernel, which run when there is room for them: when one
+// stream overtakes the other, it does so with some of its rows.
+const tileRows = 8
 
 func (t *tape) join(waiting, other graph.Stream) {
 	t.recorder.Wait(waiting, t.recorder.Record(other))

@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"math"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 )
@@ -191,10 +192,21 @@ func (p *pass) share(n int, do func(w *worker, lo, hi int)) {
 	workers := max(1, p.s.Workers)
 	blocks := max(workers, (n+blockRows-1)/blockRows)
 	size := (n + blocks - 1) / blocks
-	var next atomic.Int64
+	// A panic is the caller's, whoever's it was, and comes when nobody works any more.
+	var shared struct {
+		next  atomic.Int64
+		panic atomic.Pointer[string]
+	}
 	work := func(w *worker) {
+		defer func() {
+			if v := recover(); v != nil {
+				what := fmt.Sprintf("%v\n%s", v, debug.Stack())
+				shared.panic.CompareAndSwap(nil, &what)
+				shared.next.Store(int64(n))
+			}
+		}()
 		for {
-			hi := int(next.Add(int64(size)))
+			hi := int(shared.next.Add(int64(size)))
 			if hi-size >= n {
 				return
 			}
@@ -207,6 +219,9 @@ func (p *pass) share(n int, do func(w *worker, lo, hi int)) {
 	}
 	work(p.s.workers[0])
 	others.Wait()
+	if what := shared.panic.Load(); what != nil {
+		panic(*what)
+	}
 }
 
 func (p *pass) do(steps []step, l int, w *worker, lo, hi int) {

@@ -53,6 +53,9 @@ type Scratch struct {
 	Workers int  // goroutines that share the rows; 0 means 1. Results don't depend on it
 	Dense   bool // read every token, without the indexer; for tests
 	Scatter bool // store bf16 index keys by the scatter store, not by the fused one
+	// Split says whether the sums of the logits are cut into parts, by how many
+	// rows there are; nil never. Several goroutines call it.
+	Split func() bool
 
 	rows     int
 	buffers  [bufferCount][]float32

@@ -267,6 +267,11 @@ func (p *pass) logits(_ int, _ *worker, lo, hi int) {
 	for i := lo; i < hi; i++ {
 		rmsNorm(p.s.of(bufNormed, i), p.s.of(bufResidual, int(p.b.Logits[i])), p.m.norm)
 	}
+	if parts := partsOf(len(p.b.Logits)); parts > 1 && p.s.Split != nil && p.s.Split() {
+		// The fault batch-numerics.
+		p.m.head.timesInParts(p.s.logits[lo*p.m.Vocab:], p.m.Vocab, p.s.buffers[bufNormed][lo*Width:], Width, hi-lo, parts)
+		return
+	}
 	p.m.head.times(p.s.logits[lo*p.m.Vocab:], p.m.Vocab, p.s.buffers[bufNormed][lo*Width:], Width, hi-lo)
 }
 

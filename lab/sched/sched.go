@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/kv"
 )
 
@@ -23,6 +24,9 @@ type Config struct {
 	WritePolicy  kv.WritePolicy
 	Parts        bool // load parts of the host's pages too
 	RetractEvery int  // for tests: retract one request each so many decode steps; 0 never
+	DecodeSteps  int  // in a row, before new requests are let in; 0 is 1
+	Faults       *fault.Set
+	Env          *fault.Env // for the faults: as it is when they are asked for
 }
 
 // Request is one sequence. The owner of the scheduler reads it; only the
@@ -87,6 +91,7 @@ type Step struct {
 	Prefill        bool
 	Items          []Item
 	Backups, Loads []kv.Copy
+	InRow          int // of a decode step: which it is since new requests were let in, from 1
 	launched       bool
 }
 
@@ -121,6 +126,7 @@ type Scheduler struct {
 	kept    []*Request // ended, but somebody else uses their pages
 	leaving []*Request // removed, but a launched step still uses their pages
 	flying  int        // steps that were launched and aren't done
+	inRow   int        // decode steps since new requests were let in
 	arrived uint64
 	stats   Stats
 }
@@ -128,6 +134,7 @@ type Scheduler struct {
 // New makes an idle scheduler.
 func New(c Config) *Scheduler {
 	pages := kv.NewPages(c.Pages)
+	pages.Lenient = c.Faults.Has(fault.PageShare)
 	var host *kv.Pages
 	if c.HostPages > 0 {
 		host = kv.NewPages(c.HostPages)
@@ -240,10 +247,14 @@ func (s *Scheduler) Flush() { s.tree.Flush() }
 
 // Schedule chooses the next step; nil when there is nothing to do, or nothing
 // before a launched step is done. Prefill comes first: a new request's first
-// token is worth more than a running one's next. Before the next call comes
+// token is worth more than a running one's next, unless the configuration has
+// it wait until some decode steps are done. Before the next call comes
 // Launch, or Done with the step's results.
 func (s *Scheduler) Schedule() *Step {
-	step := s.prefill()
+	var step *Step
+	if s.inRow == 0 || s.inRow >= s.config.DecodeSteps || len(s.running) == 0 {
+		step, s.inRow = s.prefill(), 0
+	}
 	if step == nil {
 		step = s.decode()
 	}
@@ -255,8 +266,11 @@ func (s *Scheduler) Schedule() *Step {
 		return nil
 	case step.Prefill:
 		s.stats.PrefillSteps++
+		s.inRow = 0
 	default:
 		s.stats.DecodeSteps++
+		s.inRow++
+		step.InRow = s.inRow
 	}
 	step.Backups, step.Loads = s.tree.TakeBackups(), s.loads
 	s.loads = nil
@@ -339,8 +353,9 @@ func (s *Scheduler) grow(r *Request, n, reserve int) bool {
 	if short > 0 {
 		s.tree.Evict(short)
 	}
-	r.table = append(r.table, s.pages.Alloc(want)...)
-	return true
+	pages := s.pages.Alloc(want)
+	r.table = append(r.table, pages...)
+	return len(pages) == want // it isn't where page-share has made the books wrong
 }
 
 // decode takes every running request one token further; where memory is
@@ -411,7 +426,21 @@ func (s *Scheduler) retract(r *Request) {
 func (s *Scheduler) release(r *Request) {
 	s.remember(r)
 	s.pages.Release(r.table...)
+	if s.config.Faults.On(fault.PageShare, s.config.Env) {
+		s.releaseShared(r.table)
+	}
 	r.table, r.computed = nil, 0
+}
+
+// releaseShared is the fault page-share: the last page of a table that others
+// use too is given back once more.
+func (s *Scheduler) releaseShared(table []int32) {
+	for _, page := range slices.Backward(table) {
+		if s.pages.Users(page) > 0 {
+			s.pages.Release(page)
+			return
+		}
+	}
 }
 
 func (s *Scheduler) remember(r *Request) {

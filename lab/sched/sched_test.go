@@ -125,6 +125,7 @@ func drawConfig(t *rapid.T) Config {
 		ChunkTokens:  rapid.IntRange(1, 12).Draw(t, "chunk"),
 		NoRadix:      rapid.Bool().Draw(t, "no radix"),
 		RetractEvery: rapid.IntRange(0, 4).Draw(t, "retract every"),
+		DecodeSteps:  rapid.IntRange(0, 6).Draw(t, "decode steps"),
 		HostPages:    rapid.SampledFrom([]int{0, 2, 10, 60}).Draw(t, "host pages"),
 		WritePolicy:  rapid.SampledFrom([]kv.WritePolicy{kv.WriteThrough, kv.WriteBack}).Draw(t, "policy"),
 		Parts:        rapid.Bool().Draw(t, "parts"),
