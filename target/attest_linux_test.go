@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -154,6 +155,63 @@ func mustReadlink(t *testing.T, path string) string {
 }
 
 func TestAttest(t *testing.T) { testAttest(t, launcher(), "") }
+
+// GPUs are asked for by one program, which may be there, fail, or not be there.
+func TestGPUs(t *testing.T) {
+	tests := []struct {
+		name, script string
+		want         []GPU
+		missing      string
+	}{
+		{
+			"two", "echo '0, NVIDIA H200, GPU-1, 570.86.15, 143771 MiB, 96.00.BC.00.01, Enabled, Disabled'; echo '1, NVIDIA H200, GPU-2, 570.86.15, 143771 MiB, 96.00.BC.00.01, Enabled, [N/A]'",
+			[]GPU{
+				{"0", "NVIDIA H200", "GPU-1", "570.86.15", "143771 MiB", "96.00.BC.00.01", "Enabled", "Disabled"},
+				{"1", "NVIDIA H200", "GPU-2", "570.86.15", "143771 MiB", "96.00.BC.00.01", "Enabled", "[N/A]"},
+			},
+			"",
+		},
+		{"a driver that doesn't answer", "echo NVIDIA-SMI has failed because it couldn\\'t communicate with the NVIDIA driver. >&2; exit 9", nil, "couldn't communicate with the NVIDIA driver"},
+		{"none", "", nil, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.script != "" {
+				dir := t.TempDir()
+				if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte("#!/bin/sh\n"+tt.script+"\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+			}
+			r := reader{Attestation: &Attestation{}, options: AttestOptions{Trees: []Tree{{}}}, machines: []Tree{{Host: Local{}}}}
+			r.hosts(t.Context())
+			if diff := cmp.Diff(tt.want, r.Hosts[0].GPUs); diff != "" {
+				t.Error(diff)
+			}
+			if got := strings.Join(r.Missing, " "); !strings.Contains(got, tt.missing) || tt.missing == "" && got != "" {
+				t.Errorf("missing is %q, want %q", got, tt.missing)
+			}
+		})
+	}
+}
+
+func TestListener(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if pid, err := Listener(t.Context(), Local{}, port); pid != os.Getpid() || err != nil {
+		t.Errorf("listener is %d, %v, want %d", pid, err, os.Getpid())
+	}
+	if ports, err := Ports(t.Context(), Local{}, os.Getpid()); err != nil || !slices.Contains(ports, port) {
+		t.Errorf("ports are %v, %v, want %d among them", ports, err, port)
+	}
+	l.Close()
+	if pid, err := Listener(t.Context(), Local{}, port); pid != 0 || err != nil {
+		t.Errorf("nobody listens, but the listener is %d, %v", pid, err)
+	}
+}
 
 func TestAttestNothing(t *testing.T) {
 	_, err := Attest(t.Context(), AttestOptions{Server: &Server{BaseURL: "http://127.0.0.1:1", Client: http.DefaultClient}, Trees: []Tree{{Name: "x", PIDs: []int{1 << 30}}}})
