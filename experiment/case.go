@@ -706,6 +706,22 @@ const defaultSessions = 80
 // that it is.
 func (c *Case) Attest(a *target.Attestation, arm design.Arm) []string {
 	var wrong []string
+	for _, u := range c.unmet(a, arm) {
+		wrong = append(wrong, fmt.Sprintf("factor %s: %s", u.Factor, u.Why))
+	}
+	return wrong
+}
+
+// Unmet is a factor whose level the live server doesn't have, or can't be told
+// to have.
+type Unmet struct {
+	Factor string `json:"factor"`
+	Level  string `json:"level"`
+	Why    string `json:"why"`
+}
+
+func (c *Case) unmet(a *target.Attestation, arm design.Arm) []Unmet {
+	var wrong []Unmet
 	for _, f := range c.Space.Factors {
 		claim := c.claims[f.Name]
 		i := f.Level(arm[f.Name])
@@ -715,9 +731,9 @@ func (c *Case) Attest(a *target.Attestation, arm design.Arm) []string {
 		ok, why, err := claim.Holds(a, f.Levels[i])
 		switch {
 		case err != nil:
-			wrong = append(wrong, fmt.Sprintf("factor %s: %v", f.Name, err))
+			wrong = append(wrong, Unmet{f.Name, arm[f.Name], err.Error()})
 		case !ok:
-			wrong = append(wrong, fmt.Sprintf("factor %s: %s", f.Name, why))
+			wrong = append(wrong, Unmet{f.Name, arm[f.Name], why})
 		}
 	}
 	return wrong

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -30,6 +31,8 @@ const (
 	TrialFile   = "trial.json"
 	AttestFile  = "attest.json"
 	FindingFile = "finding.json"
+	// PreflightFile says which settings don't take effect.
+	PreflightFile = "preflight.json"
 )
 
 // HuntOptions is what a hunt takes.
@@ -71,24 +74,36 @@ type Trial struct {
 // believed is how many leading causes a step shows.
 const believed = 5
 
+// Result is what a hunt has come to. It is finding.json.
+type Result struct {
+	search.Finding
+	// Untested are factors whose safe level never took effect, so that nothing
+	// can be said of them: they stayed as in the failing arm.
+	Untested []Unmet `json:"untested,omitempty"`
+}
+
 // Hunt finds the culprit. It returns when the search has come to a finding,
 // or with ctx's error; the trials up to then are on disk, and Resume goes on
 // with them.
-func Hunt(ctx context.Context, o HuntOptions) (search.Finding, error) {
+func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 	h := &hunt{HuntOptions: o, space: o.Case.Space}
 	if err := os.MkdirAll(filepath.Join(o.Dir, RunsDir), 0o755); err != nil {
-		return search.Finding{}, fmt.Errorf("make case directory: %w", err)
+		return Result{}, fmt.Errorf("make case directory: %w", err)
+	}
+	done, err := h.done()
+	if err != nil {
+		return Result{}, err
+	}
+	defer h.stop()
+	untested, err := h.preflight(ctx)
+	if err != nil {
+		return Result{}, err
 	}
 	s, err := search.New(h.space, o.Search)
 	if err != nil {
-		return search.Finding{}, err
+		return Result{}, err
 	}
 	defer s.Close()
-	done, err := h.done()
-	if err != nil {
-		return search.Finding{}, err
-	}
-	defer h.stop()
 	for number := 1; ; number++ {
 		proposal, more := s.Next()
 		if !more {
@@ -98,29 +113,104 @@ func Hunt(ctx context.Context, o HuntOptions) (search.Finding, error) {
 		if step.Resumed {
 			step.Trial = done[number-1]
 			if !sameProposal(step.Trial.Proposal, proposal) {
-				return search.Finding{}, fmt.Errorf("resume %s: trial %d ran %s, and this search asks for %s: it was made with other options or by another version; start anew in another directory", o.Dir, number, step.Trial.Proposal.Arm, proposal.Arm)
+				return Result{}, fmt.Errorf("resume %s: trial %d ran %s, and this search asks for %s: it was made with other options or by another version; start anew in another directory", o.Dir, number, step.Trial.Proposal.Arm, proposal.Arm)
 			}
 		} else {
-			step.Trial = Trial{Dir: filepath.Join(RunsDir, fmt.Sprintf("%04d-%s", number, proposal.Arm.Hash())), Space: h.space.Fingerprint(), Proposal: proposal}
+			step.Trial = Trial{Dir: filepath.Join(RunsDir, fmt.Sprintf("%04d-%s", number, proposal.Arm.Hash())), Space: o.Case.Space.Fingerprint(), Proposal: proposal}
 			h.show(step)
 			if step.Verdict, err = h.trial(ctx, number, &step.Trial); err != nil {
-				return search.Finding{}, err
+				return Result{}, err
 			}
 		}
 		if err := s.Observe(*step.Trial.Observation); err != nil {
-			return search.Finding{}, fmt.Errorf("trial %d: %w", number, err)
+			return Result{}, fmt.Errorf("trial %d: %w", number, err)
 		}
 		step.Ended, step.Progress = true, s.Progress(believed)
 		h.show(step)
 	}
-	finding := s.Finding()
-	return finding, WriteJSON(filepath.Join(o.Dir, FindingFile), finding)
+	result := Result{s.Finding(), untested}
+	return result, WriteJSON(filepath.Join(o.Dir, FindingFile), result)
+}
+
+// preflight launches the arm in which everything is safe, and looks whether
+// each setting took effect. One that didn't can't be varied: trials of it would
+// all be void, so it stays as in the failing arm.
+func (h *hunt) preflight(ctx context.Context) ([]Unmet, error) {
+	path := filepath.Join(h.Dir, PreflightFile)
+	var unmet []Unmet
+	b, err := os.ReadFile(path)
+	switch {
+	case err == nil && h.Resume:
+		if err := json.Unmarshal(b, &unmet); err != nil {
+			return nil, fmt.Errorf("resume: read %s: %w", path, err)
+		}
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		if unmet, err = h.lookAtSafe(ctx); err != nil {
+			return nil, err
+		}
+		if err := WriteJSON(path, unmet); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("read case: %w", err)
+	}
+	h.fixed = design.Arm{}
+	for _, u := range unmet {
+		h.fixed[u.Factor] = h.space.Failing()[u.Factor]
+	}
+	h.space.Factors = slices.DeleteFunc(slices.Clone(h.space.Factors), func(f design.Factor) bool { return h.fixed[f.Name] != "" })
+	var forbidden []design.Arm
+	for _, arm := range h.space.Forbidden {
+		left := maps.Clone(arm)
+		possible := true
+		for factor, level := range h.fixed {
+			possible = possible && (arm[factor] == "" || arm[factor] == level)
+			delete(left, factor)
+		}
+		if possible && len(left) > 0 {
+			forbidden = append(forbidden, left)
+		}
+	}
+	h.space.Forbidden = forbidden
+	return unmet, nil
+}
+
+// lookAtSafe attests the safe arm. Where there is none, or it doesn't start,
+// the trials will show what takes no effect, at a higher price.
+func (h *hunt) lookAtSafe(ctx context.Context) ([]Unmet, error) {
+	safe := h.space.Safe()
+	if !h.space.Allowed(safe) {
+		return nil, nil
+	}
+	arm, err := h.Case.Render(safe)
+	if err != nil || len(arm.Processes) == 0 {
+		return nil, err
+	}
+	if err := h.launch(ctx, arm, filepath.Join(h.Dir, logsDir, "preflight")); err != nil {
+		if _, failed := errors.AsType[*target.LaunchError](err); failed && ctx.Err() == nil {
+			return nil, nil
+		}
+		return nil, err
+	}
+	a, err := h.attest(ctx, &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient})
+	if err != nil {
+		return nil, err
+	}
+	return h.Case.unmet(a, safe), nil
+}
+
+// complete adds the levels that aren't varied.
+func (h *hunt) complete(a design.Arm) design.Arm {
+	whole := maps.Clone(a)
+	maps.Copy(whole, h.fixed)
+	return whole
 }
 
 // hunt is one in progress.
 type hunt struct {
 	HuntOptions
-	space  design.Space
+	space  design.Space // what is varied
+	fixed  design.Arm   // what isn't, since it takes no effect
 	server *target.Launched
 	before *target.Attestation // of the running server
 }
@@ -166,7 +256,7 @@ func (h *hunt) done() ([]Trial, error) {
 		if err := json.Unmarshal(b, &t); err != nil {
 			return nil, fmt.Errorf("resume: read %s: %w", filepath.Join(dir, TrialFile), err)
 		}
-		if t.Space != h.space.Fingerprint() {
+		if t.Space != h.Case.Space.Fingerprint() {
 			return nil, fmt.Errorf("resume %s: its trials are of other factors than the case has now; hunt in another directory", h.Dir)
 		}
 		trials = append(trials, t)
@@ -177,7 +267,7 @@ func (h *hunt) done() ([]Trial, error) {
 // trial runs one proposal and writes what came of it.
 func (h *hunt) trial(ctx context.Context, number int, t *Trial) (*oracle.Verdict, error) {
 	dir := filepath.Join(h.Dir, t.Dir)
-	arm, err := h.Case.Render(t.Proposal.Arm)
+	arm, err := h.Case.Render(h.complete(t.Proposal.Arm))
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +333,7 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	if err := os.MkdirAll(filepath.Join(dir, logsDir), 0o755); err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
 	}
-	if unmet := h.Case.Attest(before, t.Proposal.Arm); len(unmet) > 0 {
+	if unmet := h.Case.Attest(before, h.complete(t.Proposal.Arm)); len(unmet) > 0 {
 		t.Observation.Outcome, t.Note = search.Void, strings.Join(unmet, "\n")
 		return nil, WriteJSON(filepath.Join(dir, AttestFile), before)
 	}

@@ -112,12 +112,12 @@ func leading(p search.Progress) string {
 }
 
 // Hunt writes what a hunt came to: a sentence first, then what it rests on.
-func Hunt(s *term.Screen, space design.Space, f search.Finding, trials []experiment.Trial, dir string) {
+func Hunt(s *term.Screen, f experiment.Result, trials []experiment.Trial, dir string) {
 	s.Printf("\n")
 	switch f.Status {
 	case search.Found:
 		for _, c := range f.Causes {
-			cause(s, c, f)
+			cause(s, c)
 		}
 		paragraph(s, "  ", "  ", fmt.Sprintf("Needed for the failure under this workload; wrong with probability under %s. Confirmed both ways on fresh launches.", percent(f.Error)))
 	case search.NoneOfThese:
@@ -131,9 +131,9 @@ func Hunt(s *term.Screen, space design.Space, f search.Finding, trials []experim
 		headlineWord(s, "UNDECIDED", term.Yellow, term.Safe(strings.TrimSpace(string(f.Reason)+": "+f.Text)))
 	}
 	if len(f.Levels) > 0 {
-		levels(s, f)
+		levels(s, f.Finding)
 	}
-	uncounted(s, trials)
+	uncounted(s, f.Untested, trials)
 	s.Printf("\n")
 	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%d launches, %d judged requests, %s", f.Launches, f.Requests, duration(total(trials))))
 	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", dir, experiment.FindingFile))
@@ -165,7 +165,7 @@ func headlineWord(s *term.Screen, word string, style term.Style, text string) {
 	}
 }
 
-func cause(s *term.Screen, c search.Cause, f search.Finding) {
+func cause(s *term.Screen, c search.Cause) {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(c.Set)) {
 		parts = append(parts, name+"="+c.Set[name])
@@ -217,8 +217,15 @@ func levels(s *term.Screen, f search.Finding) {
 }
 
 // uncounted says which trials were no evidence, and why.
-func uncounted(s *term.Screen, trials []experiment.Trial) {
+func uncounted(s *term.Screen, untested []experiment.Unmet, trials []experiment.Trial) {
 	first := true
+	for _, u := range untested {
+		if first {
+			title(s, "Not counted")
+			first = false
+		}
+		paragraph(s, "  -  ", "     ", fmt.Sprintf("%s=%s never took effect, so its arms are void and nothing is said of it: %s", u.Factor, u.Level, term.Safe(u.Why)))
+	}
 	for i, t := range trials {
 		if t.Observation.Outcome != search.Void && t.Observation.Outcome != search.Invalid {
 			continue

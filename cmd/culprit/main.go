@@ -34,6 +34,7 @@ type commands struct {
 	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
 	Attest    attestCommand    `cmd:"" help:"Say what is really running; --against says what differs from another."`
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
+	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`

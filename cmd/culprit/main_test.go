@@ -40,7 +40,7 @@ func TestScripts(t *testing.T) {
 			"waitfile": waitFile,
 			"cutfile":  cutFile,
 			"waitops":  waitOps,
-			"freeport": freePort,
+			"freeport": setFreePort,
 			"expand":   expand,
 		},
 	})
@@ -66,8 +66,8 @@ func waitFile(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%s did not appear", args[0])
 }
 
-// freePort puts a port that nobody listens on into a variable.
-func freePort(ts *testscript.TestScript, _ bool, args []string) {
+// setFreePort puts a port that nobody listens on into a variable.
+func setFreePort(ts *testscript.TestScript, _ bool, args []string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	ts.Setenv(args[0], fmt.Sprint(l.Addr().(*net.TCPAddr).Port))

@@ -71,10 +71,10 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	if out.Screen == nil {
 		return finding.Status, writeJSON(out.JSON, struct {
 			Dir string `json:"dir"`
-			search.Finding
+			experiment.Result
 		}{dir, finding})
 	}
-	report.Hunt(out.Screen, c.Space, finding, h.trials, dir)
+	report.Hunt(out.Screen, finding, h.trials, dir)
 	return finding.Status, nil
 }
 
