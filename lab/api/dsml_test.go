@@ -241,3 +241,28 @@ func TestParserMarkup(t *testing.T) {
 		t.Error("not one call was found")
 	}
 }
+
+// TestParserDrop: with the fault a reply that ends within a call loses what was
+// held back, and nothing else; without it nothing is lost.
+func TestParserDrop(t *testing.T) {
+	const text = "Wait."
+	whole := text + separator + openCalls + "\n" + openInvoke + "ship\">\n" + closeInvoke + "\n" + closeCalls
+	for cut := range len(whole) + 1 {
+		var got [2]string
+		for i, drop := range []bool{false, true} {
+			p := Parser{Drop: drop}
+			for _, d := range append(p.Write(whole[:cut]), p.Close()...) {
+				got[i] += d.Content + d.Name + d.Arguments
+			}
+		}
+		want := whole[:min(cut, len(text))]
+		if strings.Contains(got[0], "ship{}") {
+			want += "ship{}"
+		} else if got[0] != whole[:cut] {
+			t.Errorf("after %d bytes: %q without the fault, want %q", cut, got[0], whole[:cut])
+		}
+		if got[1] != want {
+			t.Errorf("after %d bytes: %q with the fault, want %q", cut, got[1], want)
+		}
+	}
+}
