@@ -165,7 +165,7 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 		if _, ok := c.fails[s.key()]; ok {
 			continue
 		}
-		v, err := h.claim(s, above, false, h.whySet(s))
+		v, err := h.claim(question{arm: s, want: above, phase: Confirm, why: h.whySet(s)})
 		if err == nil && v.side != above && h.clearlyAbove(v.launches) {
 			// It fails, if less often than it seemed when the limit was set.
 			limit, _ := h.limits(float64(s.size()))
@@ -213,7 +213,7 @@ func (h *hunt) early(plan *planner) visitPlan {
 
 // earlyClaim tests it, and returns the chance that its arm fails.
 func (h *hunt) earlyClaim(plan visitPlan) (float64, error) {
-	v, err := h.claim(plan.arm, below, true, h.whyNearMiss(plan.arm))
+	v, err := h.claim(question{arm: plan.arm, want: below, phase: Confirm, why: h.whyNearMiss(plan.arm), early: true})
 	if err != nil {
 		return plan.fails, err
 	}
@@ -264,7 +264,7 @@ func (h *hunt) shrink(c *certificate, region arm) (bool, error) {
 		if rest.size() == 0 || c.covers(rest) || slices.ContainsFunc(c.causes, rest.equal) || h.seenClean(rest, region) {
 			continue
 		}
-		v, err := h.claim(rest, above, false, h.whySet(rest))
+		v, err := h.claim(question{arm: rest, want: above, phase: Confirm, why: h.whySet(rest)})
 		if errors.Is(err, errUnusable) {
 			continue
 		}
@@ -388,8 +388,18 @@ type decided struct {
 	side side
 }
 
-// claim tests on fresh launches on which side of the limit an arm is.
-func (h *hunt) claim(a arm, want side, early bool, why string) (decided, error) {
+// question asks on which side of the limit an arm is.
+type question struct {
+	arm   arm
+	want  side
+	phase Phase
+	why   string
+	early bool // give up when the search is sure that it isn't on that side
+}
+
+// claim answers it with fresh launches.
+func (h *hunt) claim(q question) (decided, error) {
+	a := q.arm
 	enough := -math.Log(h.alpha(h.refuted))
 	failing, clean := h.belief.rates()
 	n := len(h.grid.rates)
@@ -416,14 +426,14 @@ func (h *hunt) claim(a arm, want side, early bool, why string) (decided, error) 
 		most *= 4
 	}
 	batch := max(h.options.Batch, int(expected/32))
-	if want == above {
+	if q.want == above {
 		batch = h.options.Batch
 	}
 	d := decided{claimed: claimed{arm: a}}
 	cost, last := 0.0, 0.0
 	fresh := true
 	for {
-		more, err := h.measure(a, batch, fresh, Confirm, why)
+		more, err := h.measure(a, batch, fresh, q.phase, q.why)
 		if err != nil {
 			return d, err
 		}
@@ -437,7 +447,7 @@ func (h *hunt) claim(a arm, want side, early bool, why string) (decided, error) 
 		here.Trials += more.Trials
 		cost += float64(more.Trials)
 		test.Observe(more)
-		if early && h.belief.failsAt(h.belief.visit(a)) > 0.99 {
+		if q.early && h.belief.failsAt(h.belief.visit(a)) > 0.99 {
 			d.side = above // not proven, but not worth more
 			return d, nil
 		}
@@ -465,7 +475,7 @@ func (h *hunt) claim(a arm, want side, early bool, why string) (decided, error) 
 // still has the rest of a cause will do for that cause.
 func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
 	why := h.whyNearMiss(region)
-	v, err := h.claim(region, below, false, why)
+	v, err := h.claim(question{arm: region, want: below, phase: Confirm, why: why})
 	if !errors.Is(err, errUnusable) {
 		return v, err
 	}
@@ -494,7 +504,7 @@ func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
 		if h.validity.chance(smaller) == 0 {
 			continue
 		}
-		v, err := h.claim(smaller, below, false, why)
+		v, err := h.claim(question{arm: slices.Clone(smaller), want: below, phase: Confirm, why: why})
 		if errors.Is(err, errUnusable) {
 			continue
 		}
@@ -572,7 +582,9 @@ func (h *hunt) spot(causes []arm) error {
 				if a.equal(s) || a.equal(h.ladders.top) || h.validity.chance(a) < 0.05 {
 					continue
 				}
-				v, err := h.claim(a, above, false, "the cause with half of the others: fails if they don't matter")
+				v, err := h.claim(question{
+					arm: a, want: above, phase: Spot, why: "the cause with half of the others: fails if they don't matter",
+				})
 				if errors.Is(err, errUnusable) {
 					continue
 				}
@@ -613,7 +625,9 @@ func (h *hunt) sweep(causes []arm) error {
 				continue
 			}
 			name := f.Levels[h.ladders.levels[i][step]].Name
-			v, err := h.claim(a, below, false, fmt.Sprintf("%s=%s: does this level fail too?", f.Name, name))
+			v, err := h.claim(question{
+				arm: a, want: below, phase: Sweep, why: fmt.Sprintf("%s=%s: does this level fail too?", f.Name, name),
+			})
 			if errors.Is(err, errUnusable) {
 				continue
 			}

@@ -319,7 +319,7 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 			return p.hypotheses[best].arm(len(region)), nil
 		}
 		if p.none.chance > 0.5 {
-			if again > 0 {
+			if again > 0 && p.misfit() > 0 {
 				again--
 				if err := h.recheck(); err != nil && !errors.Is(err, errUnusable) {
 					return nil, err
@@ -327,6 +327,15 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 				continue
 			}
 			again = rechecks
+			// Several causes look inexplicable from above. Within the smallest
+			// arm that fails all others are clean, which one cause explains.
+			if smaller := p.smallest(); !smaller.equal(region) {
+				region = smaller
+				if err := h.believe(region, size); err != nil {
+					return nil, err
+				}
+				continue
+			}
 			size += 2
 			if size > min(maxSize, h.options.MaxSize+4) {
 				return nil, giveUp(Misfit, "no set of up to %d levels explains which arms fail", size-2)
@@ -418,8 +427,10 @@ func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) (floa
 			return w, nil
 		}
 		// Leave when going on tells less for its cost than the plan promised.
-		if here.Trials >= 2*next.requests && stay(p, w, p.visits[visit].shown[h.running.launch], each) < next.gain {
-			return w, nil
+		if here.Trials >= 2*next.requests {
+			if gain, _ := stay(p, visit, h.running.launch, each); gain < next.gain {
+				return w, nil
+			}
 		}
 	}
 }
@@ -428,31 +439,10 @@ func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) (floa
 // what looks inexplicable is most often chance.
 func (h *hunt) recheck() error {
 	p := h.belief
-	failing, clean := p.rates()
-	best, _ := p.best()
-	worst, at := math.Inf(-1), 0
-	for i, v := range p.visits {
-		odds := logMean(p.none.visits[i].failing, failing) - logMean(p.none.visits[i].clean, clean)
-		if p.hypotheses[best].fails(v.arm) {
-			odds = -odds
-		}
-		if odds > worst {
-			worst, at = odds, i
-		}
-	}
+	failing, _ := p.rates()
 	expected := h.meanRate(failing)
-	_, err := h.measure(p.visits[at].arm, max(h.options.Batch, int(4/expected)), true, Narrow, "an arm that doesn't fit the rest: was it chance?")
+	_, err := h.measure(p.visits[p.misfit()].arm, max(h.options.Batch, int(4/expected)), true, Narrow, "an arm that doesn't fit the rest: was it chance?")
 	return err
-}
-
-// logMean is the log of the weighted mean of exponentials.
-func logMean(logs, weight []float64) float64 {
-	top := slices.Max(logs)
-	sum := 0.0
-	for i, l := range logs {
-		sum += weight[i] * math.Exp(l-top)
-	}
-	return math.Log(sum) + top
 }
 
 // batch is how many requests to run before looking again.

@@ -175,6 +175,14 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 			cost = 0
 		}
 		each := l.ladders.requestCost(c.arm)
+		if v, ok := l.p.index[c.arm.key()]; ok && free && l.p.visits[v].shown[l.running.launch].Trials > 0 {
+			// A launch that has shown much of this arm hasn't much to add.
+			gain, n := stay(l.p, v, l.running.launch, each)
+			if gain > best.gain {
+				best = visitPlan{arm: c.arm, requests: n, fails: c.fails, gain: gain}
+			}
+			continue
+		}
 		for i, n := range l.p.grid.sizes {
 			gain := valid * l.tables[i].information(c.fails) / (cost + float64(n)*each)
 			if gain > best.gain {
@@ -358,12 +366,14 @@ func (l *planner) split(a arm, factor int, balance float64) uint16 {
 	return best
 }
 
-// stay is the best gain of going on with the arm that runs, given what its
-// launch has shown.
-func stay(p *posterior, w float64, shown stats.Cluster, each float64) float64 {
-	failing, clean := p.rates()
+// stay is the best gain of going on with an arm in its launch, given what that
+// has shown, and with how many requests.
+func stay(p *posterior, visit, launch int, each float64) (gain float64, requests int) {
+	// If the arm fails, then at the rates that go with what it has shown.
+	failing, _ := p.ratesIf(func(c *cell) bool { return c.fails[visit] })
+	_, clean := p.ratesIf(func(c *cell) bool { return !c.fails[visit] })
+	w, shown := p.failsAt(visit), p.visits[visit].shown[launch]
 	g := p.grid
-	best := 0.0
 	for i, n := range g.sizes {
 		var t predictive
 		if len(g.dispersion.CV) == 1 {
@@ -374,9 +384,11 @@ func stay(p *posterior, w float64, shown stats.Cluster, each float64) float64 {
 			}
 			t = predictive{given(g.failing, failing, shown, n), average(coarse(g.unseen[i]), clean)}
 		}
-		best = max(best, t.information(w)/(float64(n)*each))
+		if v := t.information(w) / (float64(n) * each); v > gain {
+			gain, requests = v, n
+		}
 	}
-	return best
+	return gain, requests
 }
 
 // given is the chance of 0, 1, 2 and more failures in n more requests of a

@@ -45,7 +45,7 @@ var bins = []int{0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 23}
 
 func newGrid(o Options) *grid {
 	g := &grid{dispersion: o.Dispersion}
-	g.rates = logSpaced(o.MinRate, 0.8, 1.46)
+	g.rates = append(logSpaced(o.MinRate, 0.8, 1.46), 0.9, 0.97)
 	low := min(1e-4, o.MinRate/40)
 	g.bases = append(logSpaced(low, 0.01, 2.5), 0.025, 0.06, 0.15)
 	for _, b := range g.bases {
@@ -323,6 +323,7 @@ func (p *posterior) visit(a arm) int {
 		p.cell[h] = *half
 		p.cells[*half].take(h, p.prior[h])
 	}
+	p.weigh()
 	return i
 }
 
@@ -515,12 +516,17 @@ func (p *posterior) chance(h int) float64 {
 // rates are the posteriors of the rate of failure, with its dispersion, and of
 // the base.
 func (p *posterior) rates() (failing, clean []float64) {
+	return p.ratesIf(func(*cell) bool { return true })
+}
+
+// ratesIf are those given that the hypothesis is in one of some cells.
+func (p *posterior) ratesIf(in func(*cell) bool) (failing, clean []float64) {
 	g := p.grid
 	failing, clean = make([]float64, len(g.failing)), make([]float64, len(g.clean))
 	n := len(g.rates)
 	for k := range p.cells {
 		c := &p.cells[k]
-		if p.weights[k] < 1e-6 {
+		if p.weights[k] < 1e-9 || !in(c) {
 			continue
 		}
 		scale := p.weights[k] / c.likelihood(g)
@@ -551,4 +557,52 @@ func scaleOr(w, prior []float64) {
 	for i := range w {
 		w[i] /= total
 	}
+}
+
+// odds are the log odds that the arm of each visit fails, by what it showed
+// alone.
+func (p *posterior) odds() []float64 {
+	failing, clean := p.rates()
+	out := make([]float64, len(p.visits))
+	for i, v := range p.none.visits {
+		out[i] = logMean(v.failing, failing) - logMean(v.clean, clean)
+	}
+	return out
+}
+
+// misfit is the visit that agrees least with the likeliest hypothesis; 0, which
+// is the region, when all agree.
+func (p *posterior) misfit() int {
+	best, _ := p.best()
+	worst, at := 0.0, 0
+	for i, odds := range p.odds() {
+		if p.hypotheses[best].fails(p.visits[i].arm) {
+			odds = -odds
+		}
+		if odds > worst {
+			worst, at = odds, i
+		}
+	}
+	return at
+}
+
+// smallest is the smallest arm that fails by what it showed alone.
+func (p *posterior) smallest() arm {
+	smallest := p.region
+	for i, odds := range p.odds() {
+		if a := p.visits[i].arm; odds > 7 && a.steps() < smallest.steps() {
+			smallest = a
+		}
+	}
+	return smallest
+}
+
+// logMean is the log of the weighted mean of exponentials.
+func logMean(logs, weight []float64) float64 {
+	top := slices.Max(logs)
+	sum := 0.0
+	for i, l := range logs {
+		sum += weight[i] * math.Exp(l-top)
+	}
+	return math.Log(sum) + top
 }

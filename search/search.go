@@ -144,7 +144,6 @@ type Search struct {
 	stop     func()
 	proposal Proposal
 	running  bool
-	err      error
 }
 
 // New starts a search. Close it when done.

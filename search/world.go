@@ -257,22 +257,3 @@ func gamma(r *rand.Rand, shape float64) float64 {
 		}
 	}
 }
-
-// String names a world's causes: "{1,4} {2}".
-func (w *World) String() string {
-	s := ""
-	for i, c := range w.Causes {
-		if i > 0 {
-			s += " "
-		}
-		s += "{"
-		for j, f := range c {
-			if j > 0 {
-				s += ","
-			}
-			s += strconv.Itoa(f)
-		}
-		s += "}"
-	}
-	return s
-}
