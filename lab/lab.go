@@ -11,11 +11,13 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/host"
@@ -39,6 +41,9 @@ type Config struct {
 	Seed        uint64 // of requests that bring none
 	NoOverlap   bool   // commit each step before the next one is scheduled
 	DecodeSteps int    // in a row, before new requests are let in
+
+	Ranks           int           // tensor-parallel ones: 1, 2 or 4
+	CollectiveLimit time.Duration // how long ranks wait for each other before they give up everything
 
 	// Decode steps are captured, for batches of so many requests.
 	NoGraph       bool    // none is: all are eager
@@ -70,6 +75,8 @@ const (
 	DefaultMaxRunning  = 128
 	DefaultChunkTokens = 512
 
+	DefaultCollectiveLimit = 10 * time.Minute // as NCCL's
+
 	// DefaultStreamJitter is what makes capture-alias as frequent as it was in the
 	// incident.
 	DefaultStreamJitter = 0.01
@@ -89,6 +96,7 @@ func (c Config) WithDefaults() (Config, error) {
 		{"chunked prefill size", &c.ChunkTokens, DefaultChunkTokens, 1 << 16},
 		{"workers", &c.Workers, 1, 1024},
 		{"continuous decode steps", &c.DecodeSteps, 1, 1024},
+		{"tensor-parallel size", &c.Ranks, 1, model.Heads},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def
@@ -100,7 +108,10 @@ func (c Config) WithDefaults() (Config, error) {
 	if c.Mode == Decode {
 		c.NoRadix = true // its prompts' pages come from elsewhere
 	}
+	c.CollectiveLimit = cmp.Or(c.CollectiveLimit, DefaultCollectiveLimit)
 	switch {
+	case model.Heads%c.Ranks != 0:
+		return c, fmt.Errorf("tensor-parallel size is %d, and %d heads can't be divided so", c.Ranks, model.Heads)
 	case c.Mode != NoDisaggregation && c.Mode != Prefill && c.Mode != Decode:
 		return c, fmt.Errorf("the mode of disaggregation is %q, want %q or %q", c.Mode, Prefill, Decode)
 	case c.PageSize%16 != 0:
@@ -144,7 +155,8 @@ func TokenBytes(d model.IndexDType) int { return model.Layers * (4*model.RowDim 
 // goroutine; Run, Step and Check by one.
 type Engine struct {
 	*rank
-	news []func() // tells others what happened, once it has been counted
+	others []*Engine // of the other tensor-parallel ranks; what they make is read by nobody
+	news   []func()  // tells others what happened, once it has been counted
 
 	mu     sync.Mutex
 	inbox  []func(*rank)
@@ -165,10 +177,24 @@ func New(c Config) (*Engine, error) {
 		return nil, fmt.Errorf("lab: the vocabulary has %d tokens, the weights are for %d", c.Tokenizer.Size(), c.Model.Vocab)
 	}
 	e := &Engine{wake: make(chan struct{}, 1)}
-	e.rank = newRank(c, e)
-	e.stats.Decoder = e.decoder.Stats()
-	e.startTransfers()
-	e.publish()
+	var g *group
+	if c.Ranks > 1 {
+		g = newGroup(c.Ranks, c.CollectiveLimit)
+	}
+	for i := range c.Ranks {
+		of := e
+		if i > 0 {
+			of = &Engine{wake: e.wake}
+			c.Faults = c.Faults.Copy() // so that all draw alike
+			e.others = append(e.others, of)
+		}
+		if of.rank, err = newRank(c, of, i, g); err != nil {
+			return nil, fmt.Errorf("lab: %w", err)
+		}
+		of.stats.Decoder = of.decoder.Stats()
+		of.startTransfers()
+		of.publish()
+	}
 	return e, nil
 }
 
@@ -195,9 +221,48 @@ func (e *Engine) Run(ctx context.Context) {
 
 // Step reads the inbox and does one step; false when there is nothing to do.
 func (e *Engine) Step() bool {
-	worked := e.step(e.take())
-	e.publish()
+	worked := false
+	e.all(func(r *rank, inbox []func(*rank)) {
+		if w := r.step(inbox); r.index == 0 {
+			worked = w
+		}
+	})
+	if e.breakUp() {
+		e.close()
+	}
 	return worked
+}
+
+// breakUp says whether the ranks have lost each other; then they all know.
+func (e *Engine) breakUp() bool {
+	lost := e.lost
+	for _, o := range e.others {
+		lost = cmp.Or(lost, o.lost)
+	}
+	if lost == nil {
+		return false
+	}
+	e.config.Logger.Error("the ranks have lost each other; the engine ends", slog.Any("error", lost))
+	e.lost = lost
+	for _, o := range e.others {
+		o.lost = lost
+	}
+	return true
+}
+
+// all does the same on all ranks, with the same inbox, and waits for them.
+func (e *Engine) all(do func(*rank, []func(*rank))) {
+	inbox := e.take()
+	var others sync.WaitGroup
+	for _, o := range e.others {
+		others.Go(func() {
+			do(o.rank, inbox)
+			o.publish()
+		})
+	}
+	do(e.rank, inbox)
+	e.publish()
+	others.Wait()
 }
 
 // tell does f when the counts are published: who hears that something has
@@ -238,6 +303,5 @@ func (e *Engine) close() {
 	e.mu.Lock()
 	e.closed = true
 	e.mu.Unlock()
-	e.shutDown(e.take())
-	e.publish()
+	e.all((*rank).shutDown)
 }

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"runtime/debug"
 	"slices"
 
+	"github.com/culprit-project/culprit/lab/disagg"
 	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/host"
 	"github.com/culprit-project/culprit/lab/kv"
@@ -19,6 +21,9 @@ import (
 // rank is a model with its memory and the state of all requests.
 type rank struct {
 	engine *Engine
+	index  int
+	group  *group // nil where there is one rank
+	lost   error  // the group has broken up
 	config Config
 	transfers
 	sched     *sched.Scheduler
@@ -39,15 +44,25 @@ type rank struct {
 	damage    damage
 }
 
-func newRank(c Config, e *Engine) *rank {
+func newRank(c Config, e *Engine, index int, g *group) (*rank, error) {
 	pages := c.MaxTokens/c.PageSize + 1 // the reserved one
 	hostPages := 0
 	if c.HostTokens > 0 {
 		hostPages = c.HostTokens/c.PageSize + 1
 	}
 	between := new(fault.Env)
+	var sum model.AllReduce
+	if g != nil {
+		var err error
+		if c.Model, err = c.Model.Shard(index, c.Ranks); err != nil {
+			return nil, err
+		}
+		sum = g.sum(index)
+	}
 	r := &rank{
 		engine: e,
+		index:  index,
+		group:  g,
 		config: c,
 		sched: sched.New(sched.Config{
 			Pages: pages, PageSize: c.PageSize, MaxRunning: c.MaxRunning, ChunkTokens: c.ChunkTokens,
@@ -59,9 +74,9 @@ func newRank(c Config, e *Engine) *rank {
 		live:    map[uint64]*sequence{},
 		between: between,
 		env: fault.Env{
-			PD:      cmp.Or(string(c.Mode), "null"),
+			PD: cmp.Or(string(c.Mode), "null"), TP: c.Ranks,
 			Overlap: !c.NoOverlap, Radix: !c.NoRadix, IndexK: c.IndexDType.String(), PageSize: c.PageSize,
-			HiCache: hostPages > 0, Layout: c.HostLayout.String(), DecodeSteps: c.DecodeSteps, TP: 1,
+			HiCache: hostPages > 0, Layout: c.HostLayout.String(), DecodeSteps: c.DecodeSteps,
 			Graph: !c.NoGraph, AltStream: !c.NoAltStream, IndexKStore: "fused", Toggle: map[string]bool{},
 		},
 	}
@@ -76,6 +91,7 @@ func newRank(c Config, e *Engine) *rank {
 	if c.Faults.Has(fault.BatchNumerics) {
 		r.scratch.Split = func() bool { return c.Faults.On(fault.BatchNumerics, &r.computing) }
 	}
+	r.scratch.AllReduce = sum
 	for l := range model.Layers {
 		r.cache.Latent[l] = make([]float32, pages*c.PageSize*model.RowDim)
 		r.cache.Index[l] = make([]byte, pages*c.IndexDType.PageBytes(c.PageSize))
@@ -84,11 +100,11 @@ func newRank(c Config, e *Engine) *rank {
 		r.host = host.New(r.cache, host.Config{Pages: hostPages, Layout: c.HostLayout, Seed: c.Seed, Faults: c.Faults})
 	}
 	r.decoder = c.Model.NewDecoder(r.cache, model.DecodeOptions{
-		Rows: c.MaxRunning, Workers: c.Workers, Scatter: c.IndexKScatter,
+		AllReduce: sum, Rows: c.MaxRunning, Workers: c.Workers, Scatter: c.IndexKScatter,
 		Buckets: c.GraphBatches, OneStream: c.NoAltStream, Jitter: c.StreamJitter, Seed: c.Seed,
 		Faults: c.Faults, Env: &r.computing,
 	})
-	return r
+	return r, nil
 }
 
 // flight is a step on its way: what the forward pass takes, and what it gives.
@@ -270,11 +286,11 @@ func (r *rank) commit(f *flight) {
 	<-f.done
 	r.engine.countHost(f.waits, f.copies)
 	r.engine.countForward(f.prefill, f.decode)
-	if f.err != nil {
-		r.config.Logger.Error("a step failed", slog.Any("error", f.err), slog.Int("requests", len(f.step.Items)))
+	if err := r.agreeOn(f); err != nil {
+		r.config.Logger.Error("a step failed", slog.Any("error", err), slog.Int("requests", len(f.step.Items)))
 		r.sched.Fail(f.step)
 		for _, item := range f.step.Items {
-			r.end(r.live[item.Request.ID], Failed, fmt.Errorf("%w: %w", ErrInternal, f.err))
+			r.end(r.live[item.Request.ID], Failed, fmt.Errorf("%w: %w", ErrInternal, err))
 		}
 		return
 	}
@@ -302,6 +318,46 @@ func (r *rank) commit(f *flight) {
 			r.sendPages(d.sequence, len(d.Prompt), &tokens[i])
 		}
 		r.deliver(d.sequence, tokens[i])
+	}
+}
+
+// agreeOn says whether a step failed on any rank.
+func (r *rank) agreeOn(f *flight) error {
+	if r.group == nil {
+		return f.err
+	}
+	waited := 0 // requests that still want a token of this step
+	for _, item := range f.step.Items {
+		if r.live[item.Request.ID] != nil {
+			waited++
+		}
+	}
+	if waited == 0 && r.index == 0 && r.strikes(fault.RankLocalGate, len(f.step.Items)) {
+		return f.err // the bug: nobody waits for this step, but the other ranks wait for this one
+	}
+	state := []disagg.State{disagg.Success}
+	if f.err != nil {
+		state[0] = disagg.Failed
+	}
+	if r.agree(state); state[0] == disagg.Failed {
+		return cmp.Or(f.err, r.lost, errors.New("it failed on another rank"))
+	}
+	return nil
+}
+
+// agree makes states the least of all ranks'. When the ranks have lost each
+// other, they are all Failed.
+func (r *rank) agree(states []disagg.State) {
+	if r.group == nil {
+		return
+	}
+	if r.lost == nil {
+		r.lost = r.group.min(states)
+	}
+	if r.lost != nil {
+		for i := range states {
+			states[i] = disagg.Failed
+		}
 	}
 }
 

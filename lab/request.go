@@ -146,23 +146,30 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 			return nil, fmt.Errorf("token %d of the prompt is %d; the vocabulary has %d", i, id, e.config.Model.Vocab)
 		}
 	}
-	s := &sequence{
-		Request: sched.Request{Prompt: slices.Clone(r.Prompt), MaxTokens: maxTokens},
-		request: &r,
-		text:    text{tokenizer: e.config.Tokenizer, previous: r.Prompt[len(r.Prompt)-1], stop: r.Stop},
-		stream:  &Stream{tokens: make(chan Token, maxTokens)},
-	}
+	r.Prompt = slices.Clone(r.Prompt)
+	stream := &Stream{tokens: make(chan Token, maxTokens)}
 	accepted := e.post(func(k *rank) {
 		k.number++
-		s.ID = k.number
+		s := &sequence{
+			Request: sched.Request{ID: k.number, Prompt: r.Prompt, MaxTokens: maxTokens},
+			request: &r,
+			text:    text{tokenizer: e.config.Tokenizer, previous: r.Prompt[len(r.Prompt)-1], stop: r.Stop},
+			stream:  stream,
+			unwatch: func() bool { return true },
+		}
+		if k.index > 0 {
+			s.stream = &Stream{tokens: make(chan Token, maxTokens)}
+		}
 		s.seed = e.config.Seed ^ s.ID<<32
 		if r.Seed != nil {
 			s.seed = *r.Seed
 		}
 		k.live[s.ID] = s
-		s.unwatch = context.AfterFunc(ctx, func() {
-			e.post(func(k *rank) { k.end(s, Cancelled, context.Cause(ctx)) })
-		})
+		if k.index == 0 {
+			s.unwatch = context.AfterFunc(ctx, func() {
+				e.post(func(k *rank) { k.end(k.live[s.ID], Cancelled, context.Cause(ctx)) })
+			})
+		}
 		if r.Room != nil {
 			k.meet(s)
 		} else if err := k.sched.Add(&s.Request); err != nil {
@@ -172,7 +179,7 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	if !accepted {
 		return nil, ErrShutDown
 	}
-	return s.stream, nil
+	return stream, nil
 }
 
 // Abort ends the requests with an ID, or all of them, and returns how many
@@ -187,7 +194,9 @@ func (e *Engine) Abort(id string, all bool) int {
 				n++
 			}
 		}
-		e.tell(func() { count <- n })
+		if k.index == 0 {
+			e.tell(func() { count <- n })
+		}
 	})
 	if !accepted {
 		return 0
@@ -207,7 +216,9 @@ func (e *Engine) Flush() error {
 			k.land() // it still uses pages
 			k.sched.Flush()
 		}
-		e.tell(func() { result <- err })
+		if k.index == 0 {
+			e.tell(func() { result <- err })
+		}
 	})
 	if !accepted {
 		return ErrShutDown

@@ -55,7 +55,7 @@ type transfers struct {
 
 func (r *rank) startTransfers() {
 	c := disagg.Config{
-		Cache: r.cache, Timeout: r.config.Transfer.Timeout, Heartbeat: r.config.Transfer.Heartbeat, Bandwidth: r.config.Transfer.Bandwidth,
+		Cache: r.cache, Rank: r.index, Ranks: r.config.Ranks, Timeout: r.config.Transfer.Timeout, Heartbeat: r.config.Transfer.Heartbeat, Bandwidth: r.config.Transfer.Bandwidth,
 		Wake: r.engine.ring, Logger: r.config.Logger, Faults: r.config.Faults, Env: r.env,
 	}
 	switch r.config.Mode {
@@ -73,7 +73,11 @@ func (e *Engine) ServeTransfers(l net.Listener) error {
 	if e.senders == nil {
 		return errors.New("lab: only a prefill server serves transfers")
 	}
-	return disagg.Serve(l, e.senders)
+	ends := []*disagg.Prefill{e.senders}
+	for _, o := range e.others {
+		ends = append(ends, o.senders)
+	}
+	return disagg.Serve(l, ends...)
 }
 
 // meet begins a request that has a room.
@@ -151,6 +155,9 @@ func (r *rank) poll(open, draining []*sequence) []disagg.State {
 		} else {
 			states = append(states, disagg.Failed)
 		}
+	}
+	if len(states) > 0 { // on all ranks alike
+		r.agree(states)
 	}
 	r.engine.countPolls(states[:len(open)])
 	return states

@@ -44,6 +44,7 @@ type labServe struct {
 	DisableRadixCache  bool `help:"Don't share the pages of common prefixes."`
 	disaggregation     `embed:""`
 
+	TpSize                 int  `placeholder:"N" help:"Tensor-parallel ranks, in one process: 1, 2 or 4 (default: 1)."`
 	DisableOverlapSchedule bool `help:"Commit each step before the next one is scheduled."`
 
 	IndexKDtype string `enum:"fp8,bf16" default:"fp8" help:"How index keys are stored: fp8 or bf16."`
@@ -96,7 +97,7 @@ func (c *labServe) config() lab.Config {
 		StreamJitter: c.StreamJitter, IndexKScatter: c.IndexKStore == "scatter", Toggle: c.Toggle,
 		DecodeSteps: c.NumContinuousDecodeSteps,
 	}
-	config.NoOverlap = c.DisableOverlapSchedule
+	config.NoOverlap, config.Ranks = c.DisableOverlapSchedule, c.TpSize
 	c.apply(&config)
 	if config.Workers == 0 {
 		// A processor is left for the client, which often runs beside the lab:

@@ -106,6 +106,7 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) *failure {
 		"chunked_prefill_size": c.ChunkTokens,
 
 		"disable_overlap_schedule": c.NoOverlap,
+		"tp_size":                  c.Ranks,
 		"disaggregation_mode":      cmp.Or(string(c.Mode), "null"),
 
 		"disable_radix_cache": c.NoRadix,

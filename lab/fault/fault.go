@@ -28,7 +28,8 @@ type armed struct {
 	when *vm.Program
 
 	mu  sync.Mutex
-	rng *rand.Rand
+	pcg rand.PCG
+	rng *rand.Rand // draws from pcg
 	vm  vm.VM
 	err error
 }
@@ -58,7 +59,8 @@ func (s *Set) parse(spec string, seed uint64) error {
 	if s.armed[f] != nil {
 		return errors.New("it is named twice; join the conditions with or")
 	}
-	a := &armed{rate: 1, rng: rand.New(rand.NewPCG(seed, uint64(f)))}
+	a := &armed{rate: 1, pcg: *rand.NewPCG(seed, uint64(f))}
+	a.rng = rand.New(&a.pcg)
 	perLaunch := false
 	for i := 1; i < len(parts); i++ {
 		key, value, _ := strings.Cut(parts[i], "=")
@@ -88,6 +90,25 @@ func (s *Set) parse(spec string, seed uint64) error {
 	}
 	s.armed[f] = a
 	return nil
+}
+
+// Copy returns a set that will draw as s does from now on.
+func (s *Set) Copy() *Set {
+	if s == nil {
+		return nil
+	}
+	c := &Set{}
+	for f, a := range s.armed {
+		if a == nil {
+			continue
+		}
+		a.mu.Lock()
+		b := &armed{rate: a.rate, when: a.when, pcg: a.pcg}
+		a.mu.Unlock()
+		b.rng = rand.New(&b.pcg)
+		c.armed[f] = b
+	}
+	return c
 }
 
 // ByName finds a fault; an error names the nearest.

@@ -224,3 +224,28 @@ func BenchmarkOn(b *testing.B) {
 		})
 	}
 }
+
+// TestCopyDrawsAlike: a copy goes on as the original does.
+func TestCopyDrawsAlike(t *testing.T) {
+	a, err := Parse([]string{"poison,rate=0.5", "slow-decay,when=batch > 1"}, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		a.On(Poison, &Env{})
+	}
+	b, struck := a.Copy(), 0
+	for i := range 200 {
+		env := Env{Batch: i % 3}
+		x, y := a.On(Poison, &env), b.On(Poison, &env)
+		if x != y || a.On(SlowDecay, &env) != b.On(SlowDecay, &env) {
+			t.Fatalf("draw %d: %t and %t", i, x, y)
+		}
+		if x {
+			struck++
+		}
+	}
+	if struck == 0 || struck == 200 || (*Set)(nil).Copy() != nil {
+		t.Errorf("%d of 200", struck)
+	}
+}

@@ -21,6 +21,8 @@ type DecodeOptions struct {
 	Jitter    float64 // how often a stream overtakes the other, of all its chances, 0 to 1
 	Seed      uint64  // of the streams' scheduler
 
+	AllReduce AllReduce // of a Shard's steps
+
 	Faults *fault.Set
 	Env    *fault.Env // for the faults: as it is when Step is called
 }
@@ -81,7 +83,7 @@ func (m *Model) NewDecoder(c *Cache, o DecodeOptions) *Decoder {
 		programs:  map[variant]*graph.Program{},
 		scheduler: graph.NewScheduler(o.Seed, o.Jitter),
 	}
-	d.scratch.Scatter, d.scratch.Workers = o.Scatter, o.Workers
+	d.scratch.Scatter, d.scratch.Workers, d.scratch.AllReduce = o.Scatter, o.Workers, o.AllReduce
 	if o.Faults.Has(fault.BatchNumerics) {
 		d.scratch.Split = func() bool { return o.Faults.On(fault.BatchNumerics, o.Env) }
 	}

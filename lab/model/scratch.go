@@ -57,6 +57,8 @@ type Scratch struct {
 	// rows there are; nil never. Several goroutines call it.
 	Split func() bool
 
+	AllReduce AllReduce // of a Shard's passes; nil where the model is whole
+
 	rows     int
 	buffers  [bufferCount][]float32
 	selected []int32 // a row's slots that attention reads, in the order of their positions: [rows][MaxContext]

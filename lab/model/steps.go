@@ -120,11 +120,11 @@ func (p *pass) indexPage(l, page int) []byte {
 
 func (p *pass) latentQuery(l int, _ *worker, lo, hi int) {
 	q, absorbed := p.s.buffers[bufQuery][lo*Heads*QueryDim:], p.s.buffers[bufLatentQuery][lo*headsRow:]
-	for h := range Heads {
+	for h := range p.m.heads {
 		p.m.layers[l].keyUp[h].times(absorbed[h*RowDim:], headsRow, q[h*QueryDim:], Heads*QueryDim, hi-lo)
 	}
 	for r := lo; r < hi; r++ {
-		for h := range Heads {
+		for h := range p.m.heads {
 			rotary := p.s.of(bufLatentQuery, r)[h*RowDim+LatentDim:][:RotaryDim]
 			copy(rotary, p.s.of(bufQuery, r)[h*QueryDim+PlainDim:])
 			p.m.rotate(rotary, p.b.Rows[r].Position)
@@ -227,13 +227,14 @@ var attentionScale = float32(1 / math.Sqrt(QueryDim))
 func (p *pass) value(l int, _ *worker, lo, hi int) {
 	const stride, valueStride = Heads * LatentDim, Heads * PlainDim
 	attended, value := p.s.buffers[bufAttended][lo*stride:], p.s.buffers[bufValue][lo*valueStride:]
-	for h := range Heads {
+	for h := range p.m.heads {
 		p.m.layers[l].valueUp[h].times(value[h*PlainDim:], valueStride, attended[h*LatentDim:], stride, hi-lo)
 	}
 }
 
 func (p *pass) output(l int, _ *worker, lo, hi int) {
 	p.s.multiply(bufDelta, &p.m.layers[l].output, bufValue, lo, hi)
+	p.reduce(l, false, lo, hi)
 }
 
 func (p *pass) add(_ int, _ *worker, lo, hi int) {
@@ -260,6 +261,7 @@ func (p *pass) silu(_ int, _ *worker, lo, hi int) {
 
 func (p *pass) down(l int, _ *worker, lo, hi int) {
 	p.s.multiply(bufDelta, &p.m.layers[l].down, bufGate, lo, hi)
+	p.reduce(l, true, lo, hi)
 }
 
 // logits computes rows lo to hi of the logits, not of the batch.

@@ -12,6 +12,7 @@ type Model struct {
 	// Vocab is the number of tokens; ids are 0 to Vocab-1.
 	Vocab int
 
+	heads  int          // that it computes
 	embed  [3][]float32 // of the token, the one before, the one before that
 	layers [Layers]layer
 	norm   []float32
@@ -125,7 +126,7 @@ func Random(seed uint64, vocab int) *Model {
 // vocabulary's size is 0 until the first one tells it. take may return nil,
 // where the model is thrown away.
 func assemble(take func(name string, shape ...int) []float32) *Model {
-	m := &Model{}
+	m := &Model{heads: Heads}
 	m.embed[0] = take("embed.0", 0, Width)
 	m.Vocab = len(m.embed[0]) / Width
 	m.embed[1] = take("embed.1", m.Vocab, Width)
