@@ -89,7 +89,7 @@ func TestSSHNoOrphans(t *testing.T) {
 			var end func()
 			if how == "silence" {
 				r := supervised(p, l.Grace)
-				r.script = strings.Replace(r.script, "hold=60", "hold=1", 1)
+				r.script = strings.Replace(r.script, "hold=60", "hold=2", 1)
 				line := s.hosts[host].command(r.bootstrap())
 				cmd := exec.Command(line[0], line[1:]...)
 				in, err := cmd.StdinPipe()
@@ -103,7 +103,21 @@ func TestSSHNoOrphans(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.processes = []*running{{Process: p, remote: r}}
-				end = func() { _ = cmd.Wait() } // killed by the other side
+				silent := make(chan struct{})
+				go func() {
+					for {
+						select {
+						case <-silent:
+							return
+						case <-time.After(100 * time.Millisecond):
+							_, _ = in.Write([]byte(".")) // what it is for shows below
+						}
+					}
+				}()
+				end = func() {
+					close(silent)
+					_ = cmd.Wait() // killed by the other side
+				}
 			} else {
 				r, err := s.start(l, p)
 				if err != nil {
