@@ -199,7 +199,7 @@ func wait(t *testing.T, what string, ok func() bool) {
 // TestPairSameReplies: a prefill and a decode server give what one server
 // gives, bit for bit, whatever their configurations.
 func TestPairSameReplies(t *testing.T) {
-	all := requests(80)
+	all := requests(80)[:40]
 	rng := rand.New(rand.NewPCG(8, 8))
 	pick := func(n ...int) int { return n[rng.IntN(len(n))] }
 	for i := range 6 {
@@ -459,4 +459,44 @@ func TestEarlySuccess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPairRanks: each rank of the decode side takes its pages from its like on
+// the prefill side, and all take the same steps. That holds in a mass abort
+// too.
+func TestPairRanks(t *testing.T) {
+	c := Config{PageSize: 16, Ranks: 2, ChunkTokens: 40}
+	p := newPair(t, c, c)
+	all := requests(80)[:12]
+	submit := func() (streams []*Stream) {
+		for _, r := range all {
+			first, s, err := p.submit(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			streams = append(streams, first, s)
+		}
+		return streams
+	}
+	right := func(streams []*Stream) {
+		for i, s := range streams {
+			want, got := alone()[model.FP8][i/2], read(s)
+			if i%2 == 0 {
+				want.Tokens = want.Tokens[:1] // on the prefill side
+			}
+			if diff := cmp.Diff(ids(want), ids(got)); diff != "" {
+				t.Errorf("request %d: %s: %v", i/2, diff, s.Ending().Err)
+			}
+		}
+	}
+	right(submit())
+	aborted := submit()
+	wait(t, "a transfer", func() bool { return p.decode.Stats().Transfers.Transfers > 13 })
+	p.decode.Abort("", true)
+	for _, s := range aborted {
+		read(s)
+	}
+	right(submit())
+	p.stop()
+	same(t, p.decode)
 }
