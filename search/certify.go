@@ -13,9 +13,6 @@ const (
 	// likely is how probable a set must be before its certificate is tried.
 	// Costs are flat between 0.85 and 0.98.
 	likely = 0.97
-	// decay is by how much the error allowed falls with each claim that didn't
-	// hold.
-	decay = 0.35
 	// attempts bounds how often a search may start again.
 	attempts = 6
 )
@@ -225,9 +222,17 @@ func (h *hunt) earlyClaim(plan visitPlan) (float64, error) {
 	return h.belief.failsAt(h.belief.visit(plan.arm)), nil
 }
 
-// alpha is the error allowed to a claim after some that didn't hold.
+// alpha is the error allowed to a claim after some that didn't hold. The faster
+// it falls, the more is left for the first; where requests are dear, few claims
+// are made that may not hold. It is fixed when the first is made.
 func (h *hunt) alpha(refuted int) float64 {
-	return h.options.Error * (1 - decay) * math.Pow(decay, float64(refuted))
+	if h.decay == 0 {
+		h.decay = 0.4
+		if -math.Log(h.options.Error)/divergence(h.base, h.limit) > 2*h.launchCost() {
+			h.decay = 0.2
+		}
+	}
+	return h.options.Error * (1 - h.decay) * math.Pow(h.decay, float64(refuted))
 }
 
 // proven says whether all members of a set are known to be needed: what is left

@@ -42,6 +42,7 @@ type hunt struct {
 	proof   certificate
 	limit   float64 // the rate that tells failing from clean, in claims
 	base    float64 // of clean arms, as the search learned it
+	decay   float64 // of the error allowed to a claim, with each that didn't hold
 	refuted int     // claims that didn't hold
 	lowered int     // how often the limit was
 	finding Finding
@@ -244,7 +245,7 @@ func (h *hunt) reproduce() error {
 			break
 		}
 	}
-	if rate := float64(total.Failures) / float64(total.Trials); total.Failures < 2 || rate < h.options.MinRate/2 {
+	if rate := float64(total.Failures) / float64(total.Trials); total.Failures < 2 || rate < 0.75*h.options.MinRate {
 		h.finding.Status = NotReproduced
 		h.finding.Text = fmt.Sprintf("the failing arm failed %d of %d requests in %d launches", total.Failures, total.Trials, h.launches)
 	}
@@ -302,6 +303,10 @@ func (h *hunt) merged() []shown {
 	return out
 }
 
+// mostVisits bounds a search that doesn't converge; those that do need a few
+// dozen where launches differ much.
+const mostVisits = 150
+
 // narrow searches a region that fails for a set that is needed, until one is
 // believed with the chance enough.
 func (h *hunt) narrow(region arm, enough float64) (arm, error) {
@@ -313,7 +318,7 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 	leave := 0.2 * (1 - enough)
 	const rechecks = 3
 	cleans, again := 0, rechecks
-	for range 400 {
+	for range mostVisits {
 		p := h.belief
 		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
 			return p.hypotheses[best].arm(len(region)), nil

@@ -50,17 +50,19 @@ func Simulate(ctx context.Context, o SimulateOptions, out Output) error {
 		}
 	}
 	for _, name := range wanted {
-		rows := [][]string{{"", "bound", "leave-one-out*", "ddmin*", "posterior .99", "certified"}}
+		out.Screen.Printf("\n%s: launches / requests = cost of a hunt, %d hunts a row\n", name, o.Hunts)
 		for _, c := range simulations(name) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			out.Progress.Progress(name + ": " + c.name)
-			rows = append(rows, c.row(o))
+			out.Screen.Printf("%s\n", c.name)
+			for _, r := range c.row(o) {
+				out.Screen.Printf("  %-15s %s\n", r[0], r[1])
+			}
 		}
-		out.Screen.Printf("\n%s: launches / requests = cost; %d hunts each\n%s", name, o.Hunts, out.Screen.Table("lrrrrr", rows))
 	}
-	out.Screen.Printf("\n* is told the rates, and how many requests each arm needs for them. A launch costs 120 requests.\n")
+	out.Screen.Printf("\n* is told the rates, and asks as many requests of each arm as these need. A launch costs 120 requests.\n")
 	return nil
 }
 
@@ -113,20 +115,21 @@ func (o outcome) String() string {
 
 const launchCost = 120
 
-func (s simulation) row(o SimulateOptions) []string {
-	posterior := s.options
-	posterior.PosteriorOnly = 0.99
-	row := []string{s.name, "", "", "", "", ""}
+func (s simulation) row(o SimulateOptions) [][2]string {
+	var row [][2]string
 	if s.bound {
-		row[1] = lowerBound(s.world(rand.New(rand.NewPCG(o.Seed, 0))))
-		row[3] = s.many(o, deltaDebug).String()
+		row = append(row, [2]string{"lower bound", lowerBound(s.world(rand.New(rand.NewPCG(o.Seed, 0))))})
 	}
 	if s.leave {
-		row[2] = s.many(o, leaveOneOut).String()
+		row = append(row, [2]string{"leave-one-out*", s.many(o, leaveOneOut).String()})
 	}
-	row[4] = s.many(o, hunter(posterior, s.null)).String()
-	row[5] = s.many(o, hunter(s.options, s.null)).String()
-	return row
+	if s.bound {
+		row = append(row, [2]string{"ddmin*", s.many(o, deltaDebug).String()})
+	}
+	posterior := s.options
+	posterior.PosteriorOnly = 0.99
+	return append(row, [2]string{"posterior 0.99", s.many(o, hunter(posterior, s.null)).String()},
+		[2]string{"certified", s.many(o, hunter(s.options, s.null)).String()})
 }
 
 // many runs a method on many worlds, on all cores.
@@ -429,11 +432,15 @@ func simulations(table string) []simulation {
 			two := one(10, 2, rate)
 			rows = append(rows, simulation{name: fmt.Sprintf("rate %g, launches alike", rate), world: two, options: dispersed, leave: true})
 			for _, cv := range []float64{0.5, 1, 1.5} {
-				rows = append(rows, simulation{name: fmt.Sprintf("rate %g, CV %g", rate, cv), options: dispersed, leave: true,
-					world: with(two, func(w *search.World, _ *rand.Rand) { w.CV = cv })})
+				rows = append(rows, simulation{
+					name: fmt.Sprintf("rate %g, CV %g", rate, cv), options: dispersed, leave: true,
+					world: with(two, func(w *search.World, _ *rand.Rand) { w.CV = cv }),
+				})
 			}
-			rows = append(rows, simulation{name: fmt.Sprintf("rate %g, bursts of 5", rate), options: dispersed, leave: true,
-				world: with(two, func(w *search.World, _ *rand.Rand) { w.Burst = 5 })})
+			rows = append(rows, simulation{
+				name: fmt.Sprintf("rate %g, bursts of 5", rate), options: dispersed, leave: true,
+				world: with(two, func(w *search.World, _ *rand.Rand) { w.Burst = 5 }),
+			})
 		}
 	case "assumptions":
 		two := one(10, 2, 0.18)
