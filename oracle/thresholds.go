@@ -42,12 +42,12 @@ type Measured struct {
 // Classes is the one table of what may be found, and what it takes to convict.
 var Classes = []Rule{
 	// Tool calls: toolcall.go.
-	{Class: DroppedCall, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: MarkupLeak, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak model writes call markup that its parser can't read; a sound server does it no more often under load"},
-	{Class: InvalidJSON, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: UnknownName, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: SchemaMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: WrongArgument, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: DroppedCall, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{80, 384, healthyServers}},
+	{Class: MarkupLeak, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak model writes call markup that its parser can't read; a sound server does it no more often under load", FalseAlarm: Measured{0, 960, healthyServers}},
+	{Class: InvalidJSON, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{42, 384, healthyServers}},
+	{Class: UnknownName, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 384, healthyServers}},
+	{Class: SchemaMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 384, healthyServers}},
+	{Class: WrongArgument, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{211, 384, healthyServers}},
 
 	// The text itself: script.go, run.go, repetition.go, special.go, empty.go.
 	{Class: MixedScripts, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "a weak or multilingual model strays into other scripts alone too", FalseAlarm: Measured{878, 261834, ordinaryText}},
@@ -55,36 +55,36 @@ var Classes = []Rule{
 	{Class: ConstantRun, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{128, 261834, ordinaryText}},
 	{Class: Repetition, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "small greedy models loop alone too", FalseAlarm: Measured{455, 261834, ordinaryText}},
 	{Class: SpecialToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "some servers show special tokens alone too, and a model can spell one out", FalseAlarm: Measured{39, 261834, ordinaryText}},
-	{Class: EmptyReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: CutReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: EmptyReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 960, healthyServers}},
+	{Class: CutReply, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 960, healthyServers}},
 
 	// What was to be repeated or remembered: echo.go, recall.go.
-	{Class: EchoFirstToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: EchoDoubled, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: EchoDropped, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: EchoSubstituted, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
-	{Class: RecallLost, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips},
+	{Class: EchoFirstToken, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{28, 256, healthyServers}},
+	{Class: EchoDoubled, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 256, healthyServers}},
+	{Class: EchoDropped, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{10, 256, healthyServers}},
+	{Class: EchoSubstituted, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{0, 256, healthyServers}},
+	{Class: RecallLost, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: modelSlips, FalseAlarm: Measured{177, 256, healthyServers}},
 
 	// The form of replies: integrity.go.
-	{Class: NoFinish, Means: Corrupt, Source: Server, Tolerance: 0, Why: "the protocol ends every reply with a finish_reason, whatever the model says"},
-	{Class: BrokenStream, Means: Corrupt, Source: Server, Tolerance: 0.005, Why: "a connection may break on its way once in a long run"},
-	{Class: StreamGap, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects},
-	{Class: BadUsage, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects},
-	{Class: StreamMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "two samples of one prompt may call differently alone too"},
+	{Class: NoFinish, Means: Corrupt, Source: Server, Tolerance: 0, Why: "the protocol ends every reply with a finish_reason, whatever the model says", FalseAlarm: Measured{0, 1175, healthyServers}},
+	{Class: BrokenStream, Means: Corrupt, Source: Server, Tolerance: 0.005, Why: "a connection may break on its way once in a long run", FalseAlarm: Measured{0, 1175, healthyServers}},
+	{Class: StreamGap, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects, FalseAlarm: Measured{0, 992, healthyServers}},
+	{Class: BadUsage, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects, FalseAlarm: Measured{0, 960, healthyServers}},
+	{Class: StreamMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "two samples of one prompt may call differently alone too", FalseAlarm: Measured{0, 64, healthyServers}},
 
 	// Stuck servers: wedge.go, poison.go.
-	{Class: SlowFirstToken, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long wait in hundreds may be a collection or a recompilation"},
-	{Class: Stalled, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long pause in hundreds may be a preemption"},
-	{Class: NoTokens, Means: Wedged, Source: Server, Tolerance: 0, Why: "a server that moves gives some request a token in five times its slowest usual prefill"},
+	{Class: SlowFirstToken, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long wait in hundreds may be a collection or a recompilation", FalseAlarm: Measured{0, 1105, healthyServers}},
+	{Class: Stalled, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long pause in hundreds may be a preemption", FalseAlarm: Measured{0, 1041, healthyServers}},
+	{Class: NoTokens, Means: Wedged, Source: Server, Tolerance: 0, Why: "a server that moves gives some request a token in five times its slowest usual prefill", FalseAlarm: Measured{0, 2951, healthyServers}},
 	{Class: HealthLies, Means: Wedged, Source: Server, Tolerance: 0, Why: "a health check that says yes while a one-token generation fails is the wedge that monitoring doesn't see"},
-	{Class: Poisoned, Means: Wedged, Source: Server, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works"},
+	{Class: Poisoned, Means: Wedged, Source: Server, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works", FalseAlarm: Measured{0, 133, healthyServers}},
 
 	// Greedy replies that differ: numerics.go.
-	{Class: GreedyDiffers, Means: Numerics, Source: Server, Tolerance: 0, Why: "another batch makes another order of additions, so different isn't wrong"},
+	{Class: GreedyDiffers, Means: Numerics, Source: Server, Tolerance: 0, Why: "another batch makes another order of additions, so different isn't wrong", FalseAlarm: Measured{17, 165, healthyServers}},
 	{Class: GreedyImpossible, Means: Corrupt, Source: Server, Tolerance: 0, Why: "rounding moves a logit by a few tenths of a nat, so it can't choose a token that the reference puts more than 2 nat lower"},
 
 	// Another session's secret: canary.go.
-	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is random, and no other session's prompt holds it"},
+	{Class: ForeignCanary, Means: Corrupt, Source: Server, Tolerance: 0, Why: "a session's canary is random, and no other session's prompt holds it", FalseAlarm: Measured{0, 1203, healthyServers}},
 }
 
 // Reasons that several rules share.
@@ -96,7 +96,10 @@ const (
 	// tests. Nearly all alarms are texts about the very thing: tables of
 	// characters, names in their own script, generated tables of like rows,
 	// PostScript, chat templates.
-	ordinaryText   = "ordinary text and code in pieces of 2,400 bytes, each with the piece before it as its prompt"
+	ordinaryText = "ordinary text and code in pieces of 2,400 bytes, each with the piece before it as its prompt"
+	// healthyServers is what examples/llama-cpp and examples/vllm-cpu count on:
+	// 16 runs, in which no class was called the server's doing.
+	healthyServers = "healthy llama.cpp and vLLM servers of a weak model, Gemma 3 270M, under load and alone; what fires are its own mistakes"
 	serverDialects = "servers have their dialects and show them alone too, so only the excess over the control arm is damage"
 )
 
