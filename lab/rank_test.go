@@ -24,8 +24,8 @@ func ids(r reply) (all []int32) {
 	return all
 }
 
-// same says whether the ranks' books and caches are alike.
-func same(t *testing.T, e *Engine) {
+// sameBooks says whether the ranks scheduled alike.
+func sameBooks(t *testing.T, e *Engine) {
 	t.Helper()
 	for _, o := range e.others {
 		if err := o.Check(); err != nil {
@@ -37,6 +37,14 @@ func same(t *testing.T, e *Engine) {
 		if o.sched.Stats() != e.sched.Stats() {
 			t.Errorf("the ranks scheduled differently: %+v and %+v", e.sched.Stats(), o.sched.Stats())
 		}
+	}
+}
+
+// same says whether the ranks' caches are alike, too.
+func same(t *testing.T, e *Engine) {
+	t.Helper()
+	sameBooks(t, e)
+	for _, o := range e.others {
 		for l := range model.Layers {
 			if !slices.Equal(e.cache.Latent[l], o.cache.Latent[l]) || !bytes.Equal(e.cache.Index[l], o.cache.Index[l]) {
 				t.Errorf("the ranks' caches differ in layer %d", l)

@@ -282,7 +282,7 @@ func TestPairFailures(t *testing.T) {
 		{"a connection stalls", TransferConfig{Heartbeat: 100 * time.Millisecond}, true, func(t *testing.T, p *pair) {
 			wait(t, "an end to patience", func() bool { return p.decode.Stats().Ended[Failed] > 0 })
 		}},
-		{"it takes too long", TransferConfig{Timeout: 300 * time.Millisecond}, true, func(t *testing.T, p *pair) {
+		{"it takes too long", TransferConfig{Timeout: 3 * time.Second}, true, func(t *testing.T, p *pair) {
 			wait(t, "an end to patience", func() bool { return p.decode.Stats().Ended[Failed] > 0 })
 		}},
 	}
@@ -498,5 +498,5 @@ func TestPairRanks(t *testing.T) {
 	}
 	right(submit())
 	p.stop()
-	same(t, p.decode)
+	sameBooks(t, p.decode) // what an aborted transfer has written is another matter
 }
