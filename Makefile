@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python
+.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python track-record
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -31,6 +31,9 @@ fuzz: ## each fuzz target for a minute
 	@for p in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
 	  for f in $$(grep -ho '^func Fuzz[A-Za-z0-9]*' $$p/*_test.go | sed 's/func //'); do \
 	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime 60s $$p || exit 1; done; done
+
+track-record: ## the tool finds each of the lab's faults: all stories of docs/track-record.md, some minutes
+	go test -count=1 -parallel 1 -timeout 60m -v -run TestTrackRecord ./cmd/culprit -track
 
 bench: ## every figure that the documents state
 	go test -run '^$$' -bench . -benchmem ./...

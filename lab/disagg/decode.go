@@ -276,6 +276,7 @@ func (r *Receiver) confirm(part Component) {
 func (r *Receiver) success(complete bool) bool {
 	if r.whole[Metadata] && r.d.config.Faults.Has(fault.EarlySuccess) {
 		env := r.d.config.Env
+		env.Batch = len(r.peer.rooms)
 		if r.d.config.Faults.On(fault.EarlySuccess, &env) {
 			return true // the bug: the first component that comes stands for all
 		}
