@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/culprit-project/culprit/lab"
+	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/model"
 	"github.com/culprit-project/culprit/openai"
 )
@@ -607,4 +608,28 @@ func FuzzChat(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestFaultsAreNotTold: a tester reads the toggles, which mean nothing by
+// themselves, and neither a fault nor what it waits for.
+func TestFaultsAreNotTold(t *testing.T) {
+	faults, err := fault.Parse([]string{"page-share,when=toggle.alpha", "poison,rate=0", "slow-decay,rate=0,per-launch"}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(t, lab.Config{Faults: faults, Toggle: []string{"alpha"}})
+	for _, path := range []string{"/server_info", "/metrics", "/v1/models"} {
+		_, b := s.do(t, http.MethodGet, path, "")
+		for _, e := range fault.Catalogue() {
+			if bytes.Contains(b, []byte(e.Name)) {
+				t.Errorf("%s names %s", path, e.Name)
+			}
+		}
+		if bytes.Contains(b, []byte("fault")) || bytes.Contains(b, []byte("toggle.")) {
+			t.Errorf("%s speaks of faults: %s", path, b)
+		}
+	}
+	if _, b := s.do(t, http.MethodGet, "/server_info", ""); !bytes.Contains(b, []byte(`"toggles":["alpha"]`)) {
+		t.Errorf("no toggles: %s", b)
+	}
 }
