@@ -79,7 +79,7 @@ const (
 
 	// DefaultStreamJitter is what makes capture-alias as frequent as it was in the
 	// incident.
-	DefaultStreamJitter = 0.01
+	DefaultStreamJitter = 0.1
 )
 
 // WithDefaults returns the configuration with every default written out, or
