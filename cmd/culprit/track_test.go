@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,6 +58,9 @@ func post(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+// untracked are faults that no story finds; docs/track-record.md says why.
+var untracked = []string{"early-release"}
+
 // TestTrackRecordIsComplete: each fault has a story, which sets it, and a row.
 func TestTrackRecordIsComplete(t *testing.T) {
 	document, err := os.ReadFile("../../docs/track-record.md")
@@ -68,9 +72,10 @@ func TestTrackRecordIsComplete(t *testing.T) {
 			t.Errorf("docs/track-record.md has no row of %s", e.Name)
 		}
 		story, err := os.ReadFile(filepath.Join("testdata", "track", e.Name+".txtar"))
-		if err != nil {
-			t.Error(err)
-		} else if !regexp.MustCompile(`--fault[= ]` + e.Name + `\b`).Match(story) {
+		if missing := slices.Contains(untracked, e.Name); missing != (err != nil) {
+			t.Errorf("%s: story %v, listed as untracked %t", e.Name, err, missing)
+		}
+		if err == nil && !regexp.MustCompile(`--fault[= ]`+e.Name+`\b`).Match(story) {
 			t.Errorf("%s: its story doesn't set it", e.Name)
 		}
 	}
