@@ -117,6 +117,9 @@ func (e *LaunchError) Error() string {
 // tailLines of a log are shown when a launch fails.
 const tailLines = 15
 
+// portWait is how long a port may still be taken.
+const portWait = 3 * time.Second
+
 // pollEvery is how often a server that is starting is asked.
 const pollEvery = 100 * time.Millisecond
 
@@ -157,12 +160,19 @@ func nobodyThere(ctx context.Context, address string) error {
 	if address == "" || err != nil {
 		return err
 	}
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", u.Host)
-	if err != nil {
-		return nil
+	// A server that was told to end a moment ago, by an earlier start of ours
+	// that was killed, is still ending.
+	for until := time.Now().Add(portWait); ; {
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", u.Host)
+		if err != nil {
+			return nil
+		}
+		conn.Close()
+		if time.Now().After(until) {
+			return fmt.Errorf("launch: something listens at %s already; stop it, or choose another port", u.Host)
+		}
+		time.Sleep(pollEvery)
 	}
-	conn.Close()
-	return fmt.Errorf("launch: something listens at %s already; stop it, or choose another port", u.Host)
 }
 
 func (s *Launched) start(l *Launcher, p Process) (*running, error) {
