@@ -10,7 +10,7 @@ build: ## one static binary: bin/culprit
 test: lint unit ## what CI runs
 
 unit:
-	go test -race -shuffle=on ./...
+	go test -race -shuffle=on -timeout 30m ./...
 
 test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-server)
 	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target
