@@ -206,3 +206,50 @@ func Ports(ctx context.Context, h Host, pid int) ([]int, error) {
 	slices.Sort(own)
 	return slices.Compact(own), err
 }
+
+// Program is the process whose command line started another: workers of
+// Python's multiprocessing, and processes that wrote a title over their
+// arguments, are passed over for their parents.
+func Program(ctx context.Context, h Host, pid int) (int, error) {
+	for {
+		proc := fmt.Sprintf("/proc/%d/", pid)
+		b, err := h.ReadFile(ctx, proc+"cmdline")
+		if err != nil {
+			return 0, err
+		}
+		if !worker(parseNul(b)) {
+			return pid, nil
+		}
+		line, err := h.ReadFile(ctx, proc+"stat")
+		if err != nil {
+			return 0, err
+		}
+		s, ok := parseStat(string(line))
+		if !ok || s.parent <= 1 {
+			return pid, nil
+		}
+		pid = s.parent
+	}
+}
+
+func worker(args []string) bool {
+	if len(args) == 0 {
+		return false
+	}
+	title := strings.Contains(args[0], "::") // VLLM::EngineCore, sglang::scheduler
+	return title || slices.Contains(args, "--multiprocessing-fork") || len(args) > 2 && args[len(args)-2] == "-c" && strings.HasPrefix(args[len(args)-1], "from multiprocessing")
+}
+
+// Args is a process's command line, as it is.
+func Args(ctx context.Context, h Host, pid int) ([]string, error) {
+	b, err := h.ReadFile(ctx, fmt.Sprintf("/proc/%d/cmdline", pid))
+	return parseNul(b), err
+}
+
+// Contained reports whether a process has a file system of its own, as in a
+// container.
+func Contained(ctx context.Context, h Host, pid int) bool {
+	own, err := h.Readlink(ctx, fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	ours, err2 := h.Readlink(ctx, "/proc/self/ns/mnt")
+	return err == nil && err2 == nil && own != ours
+}

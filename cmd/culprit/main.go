@@ -33,6 +33,7 @@ type commands struct {
 	Run       runCommand       `cmd:"" help:"Drive a workload at a server, judge it, write a run directory."`
 	Check     checkCommand     `cmd:"" help:"Judge a stored run again."`
 	Attest    attestCommand    `cmd:"" help:"Say what is really running; --against says what differs from another."`
+	Init      initCommand      `cmd:"" help:"Write a case.yaml from a live server: its suspects, their safe levels, their odds."`
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`

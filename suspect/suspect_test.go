@@ -1,0 +1,249 @@
+package suspect_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/suspect"
+	"github.com/culprit-project/culprit/target"
+)
+
+var update = flag.Bool("update", false, "write the golden cases anew")
+
+// process is one of a recorded server.
+type process struct {
+	name, command, dir, url string
+	env                     map[string]string
+	container               bool
+}
+
+// server builds what attesting a server gives. Words of a command are split at
+// "|" where there is one, so that they can hold spaces.
+func server(engine, version string, endpoints map[string]string, processes ...process) suspect.Server {
+	s := suspect.Server{BaseURL: "http://127.0.0.1:30000", Live: &target.Attestation{Engine: engine, Version: version, Models: []string{"Qwen3-MoE"}}}
+	for _, p := range processes {
+		words := strings.Fields(p.command)
+		if strings.Contains(p.command, "|") {
+			words = strings.Split(p.command, "|")
+		}
+		s.Live.Processes = append(s.Live.Processes, target.ProcessFacts{Name: p.name, Main: true, Args: words, Dir: p.dir, Env: p.env})
+		s.Processes = append(s.Processes, suspect.Process{Name: p.name, URL: p.url, Container: p.container})
+	}
+	for path, body := range endpoints {
+		at := ""
+		if name, rest, ok := strings.Cut(path, ":"); ok {
+			at, path = name, rest
+		}
+		s.Live.Endpoints = append(s.Live.Endpoints, target.Endpoint{Process: at, Path: path, Body: json.RawMessage(body)})
+	}
+	return s
+}
+
+const sglangInfo = `{"disable_radix_cache":false,"disable_cuda_graph":false,"disable_overlap_schedule":false,"enable_hierarchical_cache":true,
+	"speculative_algorithm":"EAGLE","tp_size":4,"disable_custom_all_reduce":false,"disable_shared_experts_fusion":true,"disaggregation_mode":"null",
+	"max_running_requests":48,"context_length":163840,"internal_states":[{"x":1}]}`
+
+var servers = map[string]func() suspect.Server{
+	"sglang": func() suspect.Server {
+		return server("sglang", "0.5.9", map[string]string{"/server_info": sglangInfo, "/v1/models": `{"data":[{"id":"m","max_model_len":163840}]}`}, process{
+			name: "server", dir: "/srv", env: map[string]string{"SGLANG_ENABLE_SPEC_V2": "1", "HF_TOKEN": target.Redacted, "PATH": "/opt/venv/bin:/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"},
+			command: `python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp-size 4 --host 0.0.0.0 --port 30000 --enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend kernel --speculative-algorithm EAGLE --speculative-num-steps=3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --kv-cache-dtype fp8_e5m2 --attention-backend=flashmla --api-key ` + target.Redacted + ` --some-new-flag 7 --mem-fraction-static 0.8 --tool-call-parser deepseekv3`,
+		})
+	},
+	"sglang-pd": func() suspect.Server {
+		prefill := strings.Replace(sglangInfo, `"null"`, `"prefill"`, 1)
+		decode := strings.Replace(strings.Replace(sglangInfo, `"null"`, `"decode"`, 1), `"disable_overlap_schedule":false`, `"disable_overlap_schedule":true`, 1)
+		return server("sglang", "0.5.9", map[string]string{"prefill:/server_info": prefill, "decode:/server_info": decode},
+			process{name: "prefill", url: "http://127.0.0.1:30100", command: "python -m sglang.launch_server --model-path m --disaggregation-mode prefill --disaggregation-transfer-backend nixl --port 30100 --attention-backend fa3"},
+			process{name: "decode", url: "http://127.0.0.1:30200", command: "python -m sglang.launch_server --model-path m --disaggregation-mode decode --disaggregation-transfer-backend nixl --port 30200 --attention-backend flashinfer --disable-overlap-schedule --speculative-algorithm EAGLE --enable-hierarchical-cache"},
+			process{name: "router", command: "python -m sglang_router.launch_router --pd-disaggregation --prefill http://127.0.0.1:30100 8998 --decode http://127.0.0.1:30200 --port 30000"})
+	},
+	"vllm": func() suspect.Server {
+		return server("vllm", "0.11.2", map[string]string{"/version": `{"version":"0.11.2"}`, "/v1/models": `{"data":[{"id":"Qwen3-MoE","max_model_len":4096}]}`}, process{
+			name: "server", dir: "/srv", env: map[string]string{"VLLM_USE_FLASHINFER_SAMPLER": "1", "VLLM_USE_DEEP_GEMM": "0"}, container: true,
+			command: `/venv/bin/python3|/venv/bin/vllm|serve|Qwen/Qwen3-30B-A3B|-tp|2|--enable_prefix_caching|--async-scheduling|--speculative-config|{"method":"eagle3","num_speculative_tokens":3,"x":{"y":{}}}|--max-num-seqs|16|--kv-cache-dtype=fp8|--no-enable-chunked-prefill|--enforce-eager|--template|{{ messages }}|--port|30000`,
+		})
+	},
+	"llama.cpp": func() suspect.Server {
+		return server("llama.cpp", "b6692-xyz", map[string]string{"/props": `{"total_slots":8,"default_generation_settings":{"n_ctx":1024}}`}, process{
+			name: "server", command: "/opt/llama-server -m models/gemma.gguf --port 30000 -np 8 -fa on -ctk q8_0 --cache-reuse 256 --no-webui",
+		})
+	},
+	"wrapped": func() suspect.Server { // an engine behind a program of somebody's own
+		return server("llama.cpp", "b6692-xyz", map[string]string{"/props": `{"total_slots":8}`}, process{name: "server", command: "python server.py --model m.gguf --port 0"})
+	},
+	"unknown": func() suspect.Server {
+		return server("", "", nil, process{name: "server", command: "/opt/serve --port 30000 --fast true"})
+	},
+	"elsewhere": func() suspect.Server { // its processes can't be seen
+		return server("vllm", "0.11.2", map[string]string{"/version": `{"version":"0.11.2"}`})
+	},
+	"unreadable": func() suspect.Server {
+		s := server("vllm", "0.11.2", map[string]string{"/version": `{"version":"0.11.2"}`}, process{name: "server"})
+		s.Live.Processes = nil
+		return s
+	},
+	"hostile": func() suspect.Server {
+		return server("vl\nlm: {", "\x1b[2J", nil, process{name: "server", dir: "/a b/{{x}}", command: "vllm|serve|# not a comment\n|--port|1e3|--a|: {]|--b=\x00\xff|--kv-cache-dtype|'\"\n|off|~"})
+	},
+}
+
+// Each recorded server gives the case that is beside it, which can be read, and
+// whose failing arm is the live server by its own expressions.
+func TestMake(t *testing.T) {
+	for name, recorded := range servers {
+		t.Run(name, func(t *testing.T) {
+			s := recorded()
+			c := suspect.Make(s, suspect.Options{Table: suspect.Builtin(), Environment: map[string]string{"PATH": "/bin"}})
+			golden := filepath.Join("testdata", name+".yaml")
+			if *update {
+				if err := os.WriteFile(golden, []byte(c.Text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), c.Text); diff != "" {
+				t.Errorf("the case differs (-want +got; -update writes it anew):\n%s", diff)
+			}
+			read, err := experiment.ParseCase(golden, []byte(c.Text))
+			if err != nil {
+				t.Fatalf("the case can't be read: %v", err)
+			}
+			if wrong := read.Attest(s.Live, read.Space.Failing()); len(wrong) > 0 {
+				t.Errorf("the live server isn't the failing arm: %q", wrong)
+			}
+			arm, err := read.Render(read.Space.Failing())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, p := range arm.Processes {
+				if !sameWords(p.Command, s.Live.Processes[i].Args) {
+					t.Errorf("process %s would run\n%q, and runs\n%q", p.Name, p.Command, s.Live.Processes[i].Args)
+				}
+			}
+		})
+	}
+}
+
+// sameWords compares command lines but for their order, secrets, free ports
+// and what YAML can't hold.
+func sameWords(a, b []string) bool {
+	count := map[string]int{}
+	for _, w := range a {
+		count[w]++
+	}
+	for _, w := range b {
+		count[strings.ToValidUTF8(w, "\ufffd")]--
+	}
+	for _, free := range []string{"--api-key", target.Redacted, "0", "30000"} {
+		delete(count, free)
+	}
+	for _, n := range count {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func TestAdd(t *testing.T) {
+	more, err := suspect.Parse("mine.yaml", []byte(`suspects:
+  - {name: fast, engine: any, value: [--fast], safe: "false", odds: 100, why: ours}
+  - {name: kv_dtype, engine: vllm, value: [--kv-cache-dtype], safe: bf16}
+environment: [MINE_]
+engines: {vllm: {ready: /ready}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := suspect.Builtin()
+	table.Add(more)
+	c := suspect.Make(server("vllm", "0.11", nil, process{name: "server", command: "vllm serve m --fast true --kv-cache-dtype auto", env: map[string]string{"MINE_X": "1"}}), suspect.Options{Table: table, Concurrency: 7})
+	for _, want := range []string{
+		`fast: {suspect: "true", safe: "false", odds: 5, attest: 'flag("--fast") == level'}`, "kv_dtype: {suspect: auto, safe: bf16", "MINE_X: 1", "url: /ready", "concurrency: {suspect: 7,",
+	} {
+		if !strings.Contains(c.Text, want) {
+			t.Errorf("the case lacks %q:\n%s", want, c.Text)
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	tests := []struct{ name, text, want string }{
+		{"unknown key", "suspects: [{name: a, engine: x, on: [--a], saef: b}]", "saef"},
+		{"no kind", "suspects: [{name: a, engine: x}]", "one of on, off, value and env"},
+		{"two kinds", "suspects: [{name: a, engine: x, on: [--a], env: B}]", "has 2"},
+		{"no engine", "suspects: [{name: a, on: [--a]}]", "engine: which?"},
+		{"no safe value", "suspects: [{name: a, engine: x, value: [--a]}]", "known to be good"},
+		{"expression", "suspects: [{name: a, engine: x, on: [--a], when: servre_info.x}]", `"server_info"`},
+		{"name", "suspects: [{name: A-b, engine: x, on: [--a]}]", "small letters"},
+		{"pattern", "engines: {x: {logs: {a: '('}}}", "missing closing"},
+		{"not YAML", "[", "mine.yaml"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := suspect.Parse("mine.yaml", []byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error is %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestVersions(t *testing.T) {
+	table, err := suspect.Parse("x", []byte(`suspects:
+  - {name: old, engine: e, on: [--x], before: "0.12"}
+  - {name: new, engine: e, on: [--x], since: 0.5.6}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct{ version, want string }{
+		{"", "old new"}, {"0.5.5", "old"}, {"0.5.6.post1", "old new"}, {"0.11.9", "old new"}, {"0.12", "new"}, {"0.12.0rc1+cu128", "new"}, {"1", "new"}, {"0.5", "old"}, {"unknown", "old new"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.version, func(t *testing.T) {
+			c := suspect.Make(server("e", tt.version, nil, process{name: "server", command: "prog --x"}), suspect.Options{Table: table})
+			var got []string
+			for _, want := range []string{"old", "new"} {
+				if strings.Contains(c.Text, "  "+want+": {") {
+					got = append(got, want)
+				}
+			}
+			// Both are about one flag, which only the first that applies takes.
+			if first, _, _ := strings.Cut(tt.want, " "); len(got) != 1 || got[0] != first {
+				t.Errorf("suspects are %v, want %s", got, first)
+			}
+		})
+	}
+}
+
+func FuzzMake(f *testing.F) {
+	f.Add("vllm|serve|m|--kv-cache-dtype|fp8", "VLLM_X=1", "0.11")
+	f.Add("python3|-m|sglang.launch_server|--speculative-algorithm|--enable-hierarchical-cache|=|-", "SGLANG_ENABLE_SPEC_V2=1", "")
+	f.Add("llama-server|-fa|-np|2|{{x}}|\\{{", "GGML_X={{y", "b1")
+	table := suspect.Builtin()
+	f.Fuzz(func(t *testing.T, command, variable, version string) {
+		name, value, _ := strings.Cut(variable, "=")
+		if strings.ContainsRune(name, 0) {
+			t.Skip()
+		}
+		s := server("", version, nil, process{name: "server", command: command, env: map[string]string{name: value}})
+		if len(s.Live.Processes[0].Args) == 0 {
+			t.Skip()
+		}
+		c := suspect.Make(s, suspect.Options{Table: table})
+		if _, err := experiment.ParseCase("case.yaml", []byte(c.Text)); err != nil {
+			t.Errorf("the case can't be read: %v\n%s", err, c.Text)
+		}
+	})
+}
