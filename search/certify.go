@@ -1,6 +1,7 @@
 package search
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -27,6 +28,7 @@ type certificate struct {
 type claimed struct {
 	arm      arm
 	launches []stats.Cluster
+	at       int // how much of the record there was
 }
 
 // certify finds all minimal failing sets and proves them. A region that was
@@ -55,6 +57,16 @@ func (h *hunt) certify() error {
 				continue
 			}
 			if !region.equal(h.ladders.top) {
+				if _, most := h.cleanRuns(); h.cleanRun >= most {
+					forgot, err := h.control(h.belief.smallest(), false)
+					if err != nil {
+						return err
+					}
+					if forgot {
+						queue = []arm{h.ladders.top}
+						continue
+					}
+				}
 				v, err := h.nearMiss(region, c.causes)
 				if err != nil {
 					return err
@@ -66,7 +78,7 @@ func (h *hunt) certify() error {
 						queue = []arm{h.ladders.top}
 						continue
 					}
-					c.clean = append(c.clean, claimed{v.arm, v.launches})
+					c.clean = append(c.clean, v.claimed)
 					continue
 				case neither:
 					limit := h.lowerLimit(rate(v.launches))
@@ -112,6 +124,18 @@ func (h *hunt) certify() error {
 		held, err := h.allFail(c)
 		if err != nil {
 			return err
+		}
+		if held && h.cleanRun > 0 && !h.options.Steady {
+			forgot, err := h.control(c.causes[0], true)
+			if err != nil {
+				return err
+			}
+			held = !forgot
+		}
+		if held && !h.options.Steady && h.suspicious(c.causes) {
+			if err := h.again(c); err != nil {
+				return err
+			}
 		}
 		if held {
 			break
@@ -166,7 +190,8 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 		if err == nil && v.side != above && h.clearlyAbove(v.launches) {
 			// It fails, if less often than it seemed when the limit was set.
 			limit, _ := h.limits(float64(s.size()))
-			if h.lowered == 2 || limit > 0.8*h.limit {
+			limit = min(limit, h.limit/2)
+			if h.lowered == 2 || limit < 2*h.base {
 				return false, graded()
 			}
 			h.lower(limit)
@@ -180,6 +205,9 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 		}
 		if v.side != above {
 			h.refuted++
+			if s.size() >= h.size {
+				h.size = min(h.size+2, maxSize) // all of it is needed, and more
+			}
 			c.causes = slices.DeleteFunc(c.causes, s.equal)
 			return false, nil
 		}
@@ -208,18 +236,18 @@ func (h *hunt) early(plan *planner) visitPlan {
 	return plan.nearMiss(-math.Log(alpha)/divergence(h.base, h.limit), math.Log(next)/math.Log(alpha)-1, h.proof.covers)
 }
 
-// earlyClaim tests it, and returns the chance that its arm fails.
-func (h *hunt) earlyClaim(plan visitPlan) (float64, error) {
+// earlyClaim tests it.
+func (h *hunt) earlyClaim(plan visitPlan) error {
 	v, err := h.claim(question{arm: plan.arm, want: below, phase: Confirm, why: h.whyNearMiss(plan.arm), early: true})
 	if err != nil {
-		return plan.fails, err
+		return err
 	}
 	if v.side == below && !h.between(v.launches) {
 		h.proof.clean = append(h.proof.clean, v.claimed)
 	} else {
 		h.refuted++
 	}
-	return h.belief.failsAt(h.belief.visit(plan.arm)), nil
+	return nil
 }
 
 // alpha is the error allowed to a claim after some that didn't hold. The faster
@@ -252,6 +280,67 @@ func (h *hunt) proven(s arm) bool {
 // covers reports whether a region is proven clean.
 func (c *certificate) covers(region arm) bool {
 	return slices.ContainsFunc(c.clean, func(r claimed) bool { return region.within(r.arm) })
+}
+
+// suspicious says whether a launch contradicts the causes, or the failing arm has
+// stopped failing for a while: chance, or rates that change with time.
+func (h *hunt) suspicious(causes []arm) bool {
+	if h.drifts > 0 {
+		return true
+	}
+	for _, s := range merged(h.all) {
+		odds := h.odds(s.cluster)
+		if slices.ContainsFunc(causes, func(c arm) bool { return c.within(s.arm) }) {
+			odds = -odds
+		}
+		if odds > 4 {
+			return true
+		}
+	}
+	// A launch that fails throughout has no long stretches without.
+	var stretch shown
+	for _, s := range h.all {
+		if s.launch != stretch.launch || !s.arm.equal(stretch.arm) || s.cluster.Failures > 0 {
+			stretch = shown{arm: s.arm, launch: s.launch}
+		}
+		if s.cluster.Failures == 0 && slices.ContainsFunc(causes, func(c arm) bool { return c.within(s.arm) }) {
+			stretch.cluster.Trials += s.cluster.Trials
+			if h.odds(stretch.cluster) < -8 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// again repeats the certificate with a cause failing before and after each
+// region: what comes and goes doesn't do so in this order.
+func (h *hunt) again(c *certificate) error {
+	for i := range c.clean {
+		for _, s := range c.causes {
+			if forgot, err := h.control(s, true); err != nil || forgot {
+				return cmp.Or(err, giveUp(Drift, "what failed has stopped failing for a while: nothing can be proven"))
+			}
+		}
+		v, err := h.claim(question{arm: c.clean[i].arm, want: below, phase: Confirm, why: h.whyNearMiss(c.clean[i].arm) + ", once more"})
+		if errors.Is(err, errUnusable) {
+			continue // it was stood in for
+		}
+		if err != nil {
+			return err
+		}
+		if v.side != below {
+			return giveUp(Drift, "the same arm was clean and then failed: %s", describe(h.ladders.set(v.arm)))
+		}
+		c.clean[i] = v.claimed
+	}
+	if len(c.clean) == 0 {
+		return nil
+	}
+	if forgot, err := h.control(c.causes[0], true); err != nil || forgot {
+		return cmp.Or(err, giveUp(Drift, "what failed has stopped failing for a while: nothing can be proven"))
+	}
+	return nil
 }
 
 // shrink asks, when a region without some members of a cause fails, whether the
@@ -291,7 +380,7 @@ func (h *hunt) shrink(c *certificate, region arm) (bool, error) {
 func (h *hunt) seenClean(from, to arm) bool {
 	failing, _ := h.belief.rates()
 	expected := 0.0
-	for _, m := range h.merged() {
+	for _, m := range merged(h.record) {
 		if from.within(m.arm) && m.arm.within(to) && !m.arm.equal(to) {
 			if m.cluster.Failures > 0 {
 				continue
@@ -341,16 +430,20 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 		byRate[i%n] += w
 	}
 	mean := h.meanRate(failing)
+	each := 1.0 // cost of a request of the failing arm
+	if h.poisoned {
+		each += mean * h.launchCost()
+	}
 	best := math.Inf(1)
 	limit = max(1.5*base, mean/8)
 	for p := limit; p < mean; p *= 1.05 {
 		cost := size / divergence(base, p)
-		again := 3 * (cost + 1/divergence(mean, p)) // of a limit that is too high
+		again := 3 * (cost + each/divergence(mean, p)) // of a limit that is too high
 		for i, w := range byRate {
 			if r := h.grid.rates[i]; r <= p {
 				cost += w * again
 			} else {
-				cost += w * min(again, 1/divergence(r, p))
+				cost += w * min(again, each/divergence(r, p))
 			}
 		}
 		if cost < best {
@@ -459,7 +552,7 @@ func (h *hunt) claim(q question) (decided, error) {
 		evidence := max(test.Below(), test.Above())
 		switch {
 		case test.Below() >= enough:
-			d.side = below
+			d.side, d.at = below, len(h.record)
 			return d, nil
 		case test.Above() >= enough:
 			d.side = above

@@ -133,7 +133,7 @@ func (s *Search) Progress(n int) Progress {
 	}
 	var arms []claimed
 	index := map[string]int{}
-	for _, m := range h.merged() {
+	for _, m := range merged(h.all) {
 		i, ok := index[m.arm.key()]
 		if !ok {
 			i = len(arms)

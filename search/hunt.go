@@ -32,12 +32,18 @@ type hunt struct {
 	voids       map[string]int // by arm
 	wedged      map[string]int
 
-	record   []shown    // in order
-	lastFail int        // how much of record there was when an arm last failed
-	dose     int        // requests that a launch may need before it can fail
-	poisoned bool       // launches end with their first failure
-	drifts   int        // how often the failing arm stopped failing
-	belief   *posterior // the current one
+	record   []shown       // in order, but for what was forgotten
+	all      []shown       // in order
+	cleanRun int           // launches since an arm last failed
+	size     int           // of the largest sets looked for
+	here     stats.Cluster // what the running launch has shown of its arm
+	failing  []float64     // posterior of the rates when an arm last failed
+	clean    []float64     // and of the bases
+	lastFail int           // how much of record there was when an arm last failed
+	dose     int           // requests that a launch may need before it can fail
+	poisoned bool          // launches end with their first failure
+	drifts   int           // how often the failing arm stopped failing
+	belief   *posterior    // the current one
 
 	proof   certificate
 	limit   float64 // the rate that tells failing from clean, in claims
@@ -174,6 +180,9 @@ func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, aga
 	}
 	h.requests += o.Requests
 	h.cost += float64(o.Requests) * h.ladders.requestCost(a)
+	if launch || o.Launched || !a.equal(h.running.arm) {
+		h.here = stats.Cluster{}
+	}
 	h.running.up, h.running.arm = true, slices.Clone(a)
 	h.validity.start(slices.Clone(a))
 	more = stats.Cluster{Failures: o.Failures, Trials: o.Requests}
@@ -197,11 +206,20 @@ func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, aga
 		}
 	}
 	h.record = append(h.record, shown{slices.Clone(a), h.running.launch, more, phase})
-	if more.Failures > 0 {
-		h.lastFail = len(h.record)
-	}
+	h.all = append(h.all, h.record[len(h.record)-1])
 	if h.belief != nil && a.within(h.belief.region) {
 		h.belief.observe(a, h.running.launch, more)
+	}
+	if launch || o.Launched {
+		h.cleanRun++
+	}
+	h.here.Failures += more.Failures
+	h.here.Trials += more.Trials
+	if more.Failures > 0 && h.fails() {
+		h.lastFail, h.cleanRun = len(h.record), 0
+		if h.belief != nil {
+			h.failing, h.clean = h.belief.rates()
+		}
 	}
 	return more, more.Trials == 0, nil
 }
@@ -276,20 +294,51 @@ func (h *hunt) believe(region arm, size int) error {
 		p, ok = newPosterior(h.grid, region, odds, size)
 	}
 	p.visit(region)
-	for _, s := range h.merged() {
+	for _, s := range merged(h.record) {
 		if s.arm.within(region) {
 			p.observe(s.arm, s.launch, s.cluster)
 		}
 	}
 	h.belief = p
+	if h.failing == nil {
+		h.failing, h.clean = p.rates()
+	}
 	return nil
 }
 
-// merged is the record with one entry for each arm of a launch.
-func (h *hunt) merged() []shown {
+// fails says whether the running launch fails in its arm, by what it has shown:
+// a failure may be one that clean arms have too.
+func (h *hunt) fails() bool { return h.odds(h.here) > h.surely() }
+
+// surely are log odds that one failure among clean requests doesn't give, unless
+// failing arms are trusted to go on failing.
+func (h *hunt) surely() float64 {
+	if h.options.Steady {
+		return 2
+	}
+	return 4.5
+}
+
+// odds are the log odds that a launch fails by what it has shown of an arm.
+func (h *hunt) odds(c stats.Cluster) float64 {
+	if h.failing == nil {
+		return math.Inf(1) // the failing arm, before anything is known
+	}
+	chance := func(models []stats.LaunchModel, weights []float64) float64 {
+		logs := make([]float64, len(models))
+		for i, m := range models {
+			logs[i] = m.LogStep(stats.Cluster{}, c)
+		}
+		return logMean(logs, weights)
+	}
+	return chance(h.grid.failing, h.failing) - chance(h.grid.clean, h.clean)
+}
+
+// merged has one entry for each arm of a launch.
+func merged(record []shown) []shown {
 	var out []shown
 	index := map[string]int{}
-	for _, s := range h.record {
+	for _, s := range record {
 		key := fmt.Sprint(s.launch, s.arm)
 		i, ok := index[key]
 		if !ok {
@@ -307,17 +356,30 @@ func (h *hunt) merged() []shown {
 // dozen where launches differ much.
 const mostVisits = 150
 
+// cleanRuns are how many clean launches in a row there may be until an arm that
+// is likely to fail comes next, and until the failing arm comes again: no longer
+// outage goes unseen.
+func (h *hunt) cleanRuns() (hopeful, most int) {
+	if h.options.Steady {
+		return 3, 5
+	}
+	return 1, 2
+}
+
+// patience is how many launches' time to wait for a failure to come back.
+const patience = 10
+
 // narrow searches a region that fails for a set that is needed, until one is
 // believed with the chance enough.
 func (h *hunt) narrow(region arm, enough float64) (arm, error) {
-	size := h.options.MaxSize
-	if err := h.believe(region, size); err != nil {
+	h.size = max(h.size, h.options.MaxSize)
+	if err := h.believe(region, h.size); err != nil {
 		return nil, err
 	}
 	// Farther from certainty than this, the end is never reached.
 	leave := 0.2 * (1 - enough)
 	const rechecks = 3
-	cleans, again := 0, rechecks
+	again := rechecks
 	for range mostVisits {
 		p := h.belief
 		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
@@ -336,30 +398,30 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 			// arm that fails all others are clean, which one cause explains.
 			if smaller := p.smallest(); !smaller.equal(region) {
 				region = smaller
-				if err := h.believe(region, size); err != nil {
+				if err := h.believe(region, h.size); err != nil {
 					return nil, err
 				}
 				continue
 			}
-			size += 2
-			if size > min(maxSize, h.options.MaxSize+4) {
-				return nil, giveUp(Misfit, "no set of up to %d levels explains which arms fail", size-2)
+			if h.size+2 > min(maxSize, h.options.MaxSize+4) {
+				return nil, giveUp(Misfit, "no set of up to %d levels explains which arms fail", h.size)
 			}
-			if err := h.believe(region, size); err != nil {
+			h.size += 2
+			if err := h.believe(region, h.size); err != nil {
 				return nil, err
 			}
 			continue
 		}
 		plan := newPlanner(h, p)
-		// After some clean arms one that should fail shows that the failure
-		// is still there, and tells something; after more, one that must.
+		// After some clean launches an arm that should fail shows that the
+		// failure is still there, and tells something; after more, one that must.
 		atLeast := 0.0
-		if cleans >= 3 {
+		hopeful, mostClean := h.cleanRuns()
+		if h.cleanRun >= hopeful {
 			atLeast = 0.6
 		}
-		if cleans >= 5 {
-			cleans = 0
-			if err := h.control(plan.control); err != nil {
+		if h.cleanRun >= mostClean {
+			if _, err := h.control(plan.control, false); err != nil {
 				return nil, err
 			}
 			continue
@@ -377,64 +439,47 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 				describe(h.ladders.set(p.hypotheses[best].arm(len(region)))), 100*chance)
 		}
 		if claim := h.early(plan); ok && claim.gain > next.gain && atLeast == 0 {
-			w, err := h.earlyClaim(claim)
-			if err != nil && !errors.Is(err, errUnusable) {
+			if err := h.earlyClaim(claim); err != nil && !errors.Is(err, errUnusable) {
 				return nil, err
 			}
-			if w < 0.1 {
-				cleans++
-			} else {
-				cleans = 0
-			}
 			continue
 		}
-		w, err := h.visit(plan, next, enough, leave)
-		if errors.Is(err, errUnusable) {
-			continue
-		}
-		if err != nil {
+		if err := h.visit(plan, next, enough, leave); err != nil && !errors.Is(err, errUnusable) {
 			return nil, err
-		}
-		switch {
-		case w < 0.1:
-			cleans++
-		case w > 0.9:
-			cleans = 0
 		}
 	}
 	return nil, giveUp(Misfit, "the search doesn't converge")
 }
 
 // visit runs an arm until its outcome is clear, or until going elsewhere would
-// tell more for the cost. It returns the chance that the arm fails.
-func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) (float64, error) {
+// tell more for the cost.
+func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) error {
 	p := h.belief
 	why := plan.why(next)
 	each := h.ladders.requestCost(next.arm)
 	visit := p.visit(next.arm)
-	w := next.fails
 	var here stats.Cluster
 	for {
 		more, err := h.measure(next.arm, h.batch(next.requests), false, Narrow, why)
 		if err != nil {
-			return w, err
+			return err
 		}
 		here.Failures += more.Failures
 		here.Trials += more.Trials
-		w = p.failsAt(visit)
+		w := p.failsAt(visit)
 		if _, chance := p.best(); chance >= enough {
-			return w, nil
+			return nil
 		}
 		if here.Failures == 0 && here.Trials < h.dose && w > leave {
 			continue
 		}
 		if w < leave || w > 1-leave || !h.running.up {
-			return w, nil
+			return nil
 		}
 		// Leave when going on tells less for its cost than the plan promised.
 		if here.Trials >= 2*next.requests {
 			if gain, _ := stay(p, visit, h.running.launch, each); gain < next.gain {
-				return w, nil
+				return nil
 			}
 		}
 	}
@@ -453,53 +498,60 @@ func (h *hunt) recheck() error {
 // batch is how many requests to run before looking again.
 func (h *hunt) batch(planned int) int { return max(h.options.Batch, planned/16) }
 
-// control has an arm that is known to fail fail again. Clean arms since its
-// last failure are forgotten when it doesn't.
-func (h *hunt) control(a arm) error {
-	rates, _ := h.belief.rates()
-	expected := h.meanRate(rates)
-	logs := make([]float64, len(rates)) // of the chance of no failure, by rate
-	forgotten := false
+// control has an arm that failed fail again; sure says that its failures were
+// proven. Clean arms since the last failure are forgotten when it doesn't, and
+// forgot says so.
+func (h *hunt) control(a arm, sure bool) (forgot bool, err error) {
+	expected := h.meanRate(h.failing)
+	// Log likelihoods by model, over the launches of this control.
+	failing, clean := make([]float64, len(h.failing)), make([]float64, len(h.clean))
 	kept := h.lastFail
 	visit := h.belief.visit(a)
 	var here stats.Cluster
 	fresh := false
+	start := h.cost
 	for {
 		more, err := h.measure(a, h.batch(int(1/expected)), fresh, Control, "an arm that failed, after several clean ones: does it still fail?")
 		if errors.Is(err, errUnusable) {
-			return giveUp(Drift, "the arm that failed can't be run any more")
+			return forgot, giveUp(Drift, "the arm that failed can't be run any more")
 		}
 		if err != nil {
-			return err
+			return forgot, err
 		}
-		if more.Failures > 0 {
-			if forgotten {
-				return h.believe(h.belief.region, h.options.MaxSize)
-			}
-			return nil
-		}
-		if h.belief.failsAt(visit) < 0.9 {
-			return nil // it wasn't as sure as it seemed
-		}
-		chance := 0.0
 		for i, m := range h.grid.failing {
-			logs[i] += m.LogStep(here, more)
-			chance += rates[i] * math.Exp(logs[i])
+			failing[i] += m.LogStep(here, more)
 		}
+		for i, m := range h.grid.clean {
+			clean[i] += m.LogStep(here, more)
+		}
+		odds := logMean(failing, h.failing) - logMean(clean, h.clean)
+		if odds > h.surely() || more.Failures > 0 && h.fails() {
+			h.lastFail, h.cleanRun = len(h.record), 0
+			if forgot {
+				err = h.believe(h.belief.region, h.size)
+			}
+			return forgot, err
+		}
+		if !sure && h.belief.failsAt(visit) < 0.9 {
+			return forgot, nil // it wasn't as sure as it seemed
+		}
+		here.Failures += more.Failures
 		here.Trials += more.Trials
 		// A launch may be one of those that fail less often.
-		fresh = len(h.options.Dispersion.CV) > 1 && float64(here.Trials) > 4/expected || !h.running.up
+		fresh = len(h.options.Dispersion.CV) > 1 && float64(here.Trials) > 4/expected && odds > -14 || !h.running.up
 		if fresh {
 			here = stats.Cluster{}
 		}
-		if chance < 1e-3 && !forgotten {
-			forgotten = true
+		if odds < -7 && !forgot {
+			forgot = true
 			h.drifts++
 			h.record = h.record[:kept]
 			h.lastFail = len(h.record)
+			h.proof.clean = slices.DeleteFunc(h.proof.clean, func(c claimed) bool { return c.at > kept })
 		}
-		if chance < 1e-6 || h.drifts > 3 {
-			return giveUp(Drift, "what failed has stopped failing: %s", describe(h.ladders.set(a)))
+		// An outage may end.
+		if odds < -14 && h.cost-start > patience*h.launchCost() || h.drifts > 3 {
+			return forgot, giveUp(Drift, "what failed has stopped failing: %s", describe(h.ladders.set(a)))
 		}
 	}
 }

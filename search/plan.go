@@ -59,8 +59,10 @@ const (
 func newPlanner(h *hunt, p *posterior) *planner {
 	l := &planner{p: p, ladders: h.ladders, validity: h.validity, running: h.running, launchCost: h.launchCost(), random: h.random}
 	l.control = p.region
+	odds := p.odds()
 	for i := range p.visits {
-		if a := p.visits[i].arm; a.steps() < l.control.steps() && p.failsAt(i) >= known {
+		// By what it showed itself, and by what is believed.
+		if a := p.visits[i].arm; a.steps() < l.control.steps() && odds[i] > 2 && p.failsAt(i) >= known {
 			l.control = a
 		}
 	}

@@ -590,7 +590,7 @@ func (p *posterior) misfit() int {
 func (p *posterior) smallest() arm {
 	smallest := p.region
 	for i, odds := range p.odds() {
-		if a := p.visits[i].arm; odds > 7 && a.steps() < smallest.steps() {
+		if a := p.visits[i].arm; odds > 4 && a.steps() < smallest.steps() {
 			smallest = a
 		}
 	}

@@ -45,6 +45,9 @@ type Options struct {
 	// SpotChecks is how many pairs of arms test, in the end, that the other
 	// levels don't matter (1; -1 is none).
 	SpotChecks int
+	// Steady says that failing arms go on failing: no more than a few controls
+	// are spent on seeing that they stop for a while.
+	Steady bool
 	// PosteriorOnly stops without a certificate when a set is this probable:
 	// cheaper, and no guarantee.
 	PosteriorOnly float64

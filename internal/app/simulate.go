@@ -58,7 +58,7 @@ func Simulate(ctx context.Context, o SimulateOptions, out Output) error {
 			out.Progress.Progress(name + ": " + c.name)
 			out.Screen.Printf("%s\n", c.name)
 			for _, r := range c.row(o) {
-				out.Screen.Printf("  %-15s %s\n", r[0], r[1])
+				out.Screen.Printf("  %-17s %s\n", r[0], r[1])
 			}
 		}
 	}
@@ -123,13 +123,18 @@ func (s simulation) row(o SimulateOptions) [][2]string {
 	if s.leave {
 		row = append(row, [2]string{"leave-one-out*", s.many(o, leaveOneOut).String()})
 	}
-	if s.bound {
+	if s.bound && s.leave {
 		row = append(row, [2]string{"ddmin*", s.many(o, deltaDebug).String()})
 	}
 	posterior := s.options
 	posterior.PosteriorOnly = 0.99
-	return append(row, [2]string{"posterior 0.99", s.many(o, hunter(posterior, s.null)).String()},
-		[2]string{"certified", s.many(o, hunter(s.options, s.null)).String()})
+	row = append(row, [2]string{"posterior 0.99", s.many(o, hunter(posterior, s.null)).String()})
+	if s.options.Steady {
+		row = append(row, [2]string{"certified, steady", s.many(o, hunter(s.options, s.null)).String()})
+	}
+	guarded := s.options
+	guarded.Steady = false
+	return append(row, [2]string{"certified", s.many(o, hunter(guarded, s.null)).String()})
 }
 
 // many runs a method on many worlds, on all cores.
@@ -401,6 +406,8 @@ func lowerBound(w search.World) string {
 // simulations are the rows of a table.
 func simulations(table string) []simulation {
 	independent := search.Options{Dispersion: stats.Independent(), SpotChecks: -1}
+	steady := independent
+	steady.Steady = true
 	dispersed := search.Options{SpotChecks: -1}
 	one := func(factors, size int, rate float64) func(*rand.Rand) search.World {
 		return func(r *rand.Rand) search.World {
@@ -422,7 +429,7 @@ func simulations(table string) []simulation {
 				for _, rate := range []float64{0.18, 0.02} {
 					rows = append(rows, simulation{
 						name: fmt.Sprintf("%d factors, %d needed, rate %g", factors, size, rate), world: one(factors, size, rate),
-						options: independent, bound: true, leave: true,
+						options: steady, bound: true, leave: true,
 					})
 				}
 			}
@@ -484,7 +491,7 @@ func simulations(table string) []simulation {
 		for _, levels := range []int{16, 64, 256} {
 			for _, rate := range []float64{0.18, 0.02} {
 				rows = append(rows, simulation{
-					name: fmt.Sprintf("%d patches, rate %g", levels, rate), options: independent,
+					name: fmt.Sprintf("%d patches, rate %g", levels, rate), options: steady, bound: true,
 					world: func(r *rand.Rand) search.World {
 						return search.World{Factors: 1, Levels: levels + 1, First: 1 + r.IntN(levels), Causes: [][]int{{0}}, Rate: rate, Base: 0.001}
 					},
@@ -504,6 +511,7 @@ func simulations(table string) []simulation {
 		}
 		add := func(name string, world func(*rand.Rand) search.World) {
 			rows = append(rows, simulation{name: name, world: world, options: dispersed, null: true})
+			rows[len(rows)-1].options.Budget.Cost = 30_000
 		}
 		add("no fault, clean", none(0.0001))
 		add("no fault, base 0.001", none(0.001))
