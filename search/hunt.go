@@ -382,9 +382,6 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 	again := rechecks
 	for range mostVisits {
 		p := h.belief
-		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
-			return p.hypotheses[best].arm(len(region)), nil
-		}
 		if p.none.chance > 0.5 {
 			if again > 0 && p.misfit() > 0 {
 				again--
@@ -411,6 +408,9 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 				return nil, err
 			}
 			continue
+		}
+		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
+			return p.hypotheses[best].arm(len(region)), nil
 		}
 		plan := newPlanner(h, p)
 		// After some clean launches an arm that should fail shows that the
@@ -460,7 +460,7 @@ func (h *hunt) visit(plan *planner, next visitPlan, enough, leave float64) error
 	visit := p.visit(next.arm)
 	var here stats.Cluster
 	for {
-		more, err := h.measure(next.arm, h.batch(next.requests), false, Narrow, why)
+		more, err := h.measure(next.arm, h.batch(next.requests), next.fresh && here.Trials == 0, Narrow, why)
 		if err != nil {
 			return err
 		}

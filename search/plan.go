@@ -15,6 +15,7 @@ type visitPlan struct {
 	fails    float64 // chance
 	gain     float64 // nats for one request's worth of cost
 	claim    bool    // test it as a part of the certificate
+	fresh    bool    // in a new launch, though the running server would do
 }
 
 // running is the server as it is now.
@@ -147,6 +148,11 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 	for i := range orders {
 		l.descend(l.control, l.order(l.control, i, false), balance, add)
 	}
+	for f, step := range l.control {
+		if step > 1 {
+			add(l.control.at(f, l.split(l.control, f, balance)))
+		}
+	}
 	if l.running.up {
 		// What the running server can do needs no launch.
 		if a := l.serverOf(l.running.arm); a != nil {
@@ -173,22 +179,23 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 			continue
 		}
 		cost := l.launchCost
-		if free {
-			cost = 0
-		}
 		each := l.ladders.requestCost(c.arm)
+		fresh := false
 		if v, ok := l.p.index[c.arm.key()]; ok && free && l.p.visits[v].shown[l.running.launch].Trials > 0 {
-			// A launch that has shown much of this arm hasn't much to add.
+			// A launch that has shown much of this arm hasn't much to add;
+			// another may have.
 			gain, n := stay(l.p, v, l.running.launch, each)
 			if gain > best.gain {
 				best = visitPlan{arm: c.arm, requests: n, fails: c.fails, gain: gain}
 			}
-			continue
+			fresh = true
+		} else if free {
+			cost = 0
 		}
 		for i, n := range l.p.grid.sizes {
 			gain := valid * l.tables[i].information(c.fails) / (cost + float64(n)*each)
 			if gain > best.gain {
-				best = visitPlan{arm: c.arm, requests: n, fails: c.fails, gain: gain}
+				best = visitPlan{arm: c.arm, requests: n, fails: c.fails, gain: gain, fresh: fresh}
 			}
 		}
 	}
