@@ -549,8 +549,13 @@ func (h *hunt) control(a arm, sure bool) (forgot bool, err error) {
 			h.lastFail = len(h.record)
 			h.proof.clean = slices.DeleteFunc(h.proof.clean, func(c claimed) bool { return c.at > kept })
 		}
+		waited := h.cost - start
+		if !forgot && waited > 2*patience*max(h.launchCost(), 8/expected) {
+			h.cleanRun = 0
+			return false, nil // neither: it fails at a rate in between
+		}
 		// An outage may end.
-		if odds < -14 && h.cost-start > patience*h.launchCost() || h.drifts > 3 {
+		if odds < -14 && waited > patience*h.launchCost() || waited > 10*patience*max(h.launchCost(), 8/expected) || h.drifts > 3 {
 			return forgot, giveUp(Drift, "what failed has stopped failing: %s", describe(h.ladders.set(a)))
 		}
 	}
