@@ -18,7 +18,7 @@ var (
 	layers = [][]string{
 		{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
 		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
-		{"load", "suspect", "lab/host", "lab/sched"},
+		{"load", "suspect", "lab/host", "lab/sched", "hypothesis"},
 		{"experiment", "lab/disagg"},
 		{"report", "lab"},
 		{"internal/app", "lab/api"},
@@ -26,7 +26,7 @@ var (
 		{"cmd/culprit"},
 	}
 	planned = []string{
-		"ledger", "probe", "internal/mcp",
+		"probe", "internal/mcp",
 	}
 )
 

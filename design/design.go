@@ -5,6 +5,7 @@
 package design
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -127,6 +128,17 @@ func (s Space) arm(level func(Factor) int) Arm {
 // Allowed reports whether no forbidden combination is in the arm.
 func (s Space) Allowed(a Arm) bool {
 	return !slices.ContainsFunc(s.Forbidden, a.Has)
+}
+
+// WithOdds is the space with each factor's odds multiplied.
+func (s Space) WithOdds(odds map[string]float64) Space {
+	s.Factors = slices.Clone(s.Factors)
+	for i := range s.Factors {
+		if by, ok := odds[s.Factors[i].Name]; ok {
+			s.Factors[i].Odds = cmp.Or(s.Factors[i].Odds, 1) * by
+		}
+	}
+	return s
 }
 
 // Fingerprint is the same for spaces that hold the same: records made for one

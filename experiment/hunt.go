@@ -43,9 +43,10 @@ type HuntOptions struct {
 	Search   search.Options
 	Launcher *target.Launcher
 	Header   http.Header
-	Resume   bool           // go on from the trials that are in Dir
-	Step     func(Step)     // before and after each trial
-	Load     func(Progress) // within one
+	Resume   bool               // go on from the trials that are in Dir
+	Odds     map[string]float64 // by factor, on top of the case's: what is known of them beforehand
+	Step     func(Step)         // before and after each trial
+	Load     func(Progress)     // within one
 	Logger   *slog.Logger
 }
 
@@ -86,7 +87,7 @@ type Result struct {
 // or with ctx's error; the trials up to then are on disk, and Resume goes on
 // with them.
 func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
-	h := &hunt{HuntOptions: o, space: o.Case.Space}
+	h := &hunt{HuntOptions: o, space: o.Case.Space.WithOdds(o.Odds)}
 	if err := os.MkdirAll(filepath.Join(o.Dir, RunsDir), 0o755); err != nil {
 		return Result{}, fmt.Errorf("make case directory: %w", err)
 	}

@@ -171,6 +171,9 @@ func (c *Claim) Holds(a *Attestation, level design.Level) (ok bool, why string, 
 	if ok, _ = result.(bool); ok {
 		return true, "", nil
 	}
+	if level.Name == "" {
+		return false, c.found(env), nil
+	}
 	return false, fmt.Sprintf("%q doesn't hold for level %q: %s", c.text, level.Name, c.found(env)), nil
 }
 

@@ -10,18 +10,19 @@ import (
 )
 
 type huntCommand struct {
-	Case     string            `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
-	Dir      string            `short:"o" name:"output" type:"path" placeholder:"DIR" help:"Where the trials go (default: the case's directory)."`
-	Resume   bool              `help:"Go on where an earlier hunt stopped; no finished trial is repeated."`
-	Seed     uint64            `placeholder:"N" help:"Of the search (default: the workload's)."`
-	MinRate  float64           `placeholder:"R" help:"Lowest rate of failure that is looked for (default: 0.004)."`
-	Wall     time.Duration     `placeholder:"D" help:"Stop after that long (default: the case's budget)."`
-	Launches int               `placeholder:"N" help:"At most so many launches (default: the case's budget)."`
-	Requests int               `placeholder:"N" help:"At most so many requests (default: the case's budget)."`
-	APIKey   string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
-	Header   map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
-	Format   string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
-	DryRun   bool              `help:"Say what is varied and what it may cost, and launch nothing."`
+	Case       string            `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
+	Dir        string            `short:"o" name:"output" type:"path" placeholder:"DIR" help:"Where the trials go (default: the case's directory)."`
+	Resume     bool              `help:"Go on where an earlier hunt stopped; no finished trial is repeated."`
+	Hypotheses bool              `help:"Run what tells the case's hypotheses apart, in place of the search."`
+	Seed       uint64            `placeholder:"N" help:"Of the search (default: the workload's)."`
+	MinRate    float64           `placeholder:"R" help:"Lowest rate of failure that is looked for (default: 0.004)."`
+	Wall       time.Duration     `placeholder:"D" help:"Stop after that long (default: the case's budget)."`
+	Launches   int               `placeholder:"N" help:"At most so many launches (default: the case's budget)."`
+	Requests   int               `placeholder:"N" help:"At most so many requests (default: the case's budget)."`
+	APIKey     string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
+	Header     map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
+	Format     string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	DryRun     bool              `help:"Say what is varied and what it may cost, and launch nothing."`
 }
 
 func (c *huntCommand) Run(ctx context.Context, s *streams) error {
@@ -36,7 +37,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 	status, err := app.Hunt(ctx, app.HuntOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
-		Resume: c.Resume, DryRun: c.DryRun, Launcher: launcher, Tool: version(),
+		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, Launcher: launcher, Tool: version(),
 	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err

@@ -40,6 +40,8 @@ type commands struct {
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`
 	Version   versionCommand   `cmd:"" help:"Print the version."`
+
+	ledgerCommands `embed:""`
 }
 
 const description = `culprit finds which setting, patch or code path makes an LLM inference server give wrong answers under load.

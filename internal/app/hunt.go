@@ -30,9 +30,12 @@ type HuntOptions struct {
 	Launches int
 	Requests int
 	Resume   bool
-	DryRun   bool
-	Launcher *target.Launcher
-	Tool     string
+	// Hypotheses runs what tells the case's hypotheses apart, in place of the
+	// search.
+	Hypotheses bool
+	DryRun     bool
+	Launcher   *target.Launcher
+	Tool       string
 }
 
 // Hunt finds the culprit of a case and shows what it rests on.
@@ -56,10 +59,25 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 		ctx, cancel = context.WithTimeoutCause(ctx, wall, fmt.Errorf("the budget of %s is used up", wall))
 		defer cancel()
 	}
-	finding, err := experiment.Hunt(ctx, experiment.HuntOptions{
+	if h.book, err = newBook(ctx, c, dir); err != nil {
+		return "", err
+	}
+	defer h.book.Close() //nolint:errcheck // what was written is committed
+	if err := h.book.readFiles(ctx); err != nil {
+		return "", err
+	}
+	hunt := experiment.HuntOptions{
 		Dir: dir, Case: c, Tool: o.Tool, Search: options, Launcher: o.Launcher, Header: o.headers(), Resume: o.Resume,
 		Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
-	})
+	}
+	if o.Hypotheses {
+		return huntHypotheses(ctx, o, hunt, &h)
+	}
+	if hunt.Odds, err = h.book.prior(ctx, o.Resume); err != nil {
+		return "", err
+	}
+	finding, err := experiment.Hunt(ctx, hunt)
+	h.note(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: go on with culprit hunt --resume %s", context.Cause(ctx), o.Case)}
@@ -99,6 +117,20 @@ type huntScreen struct {
 	out     Output
 	subject *experiment.Case
 	trials  []experiment.Trial
+	book    *book // nil writes none
+	failed  bool  // the book couldn't be written
+}
+
+// note enters what is new into the ledger. That it can't be written doesn't end
+// a hunt: everything is in the run directories, and the next command enters it.
+func (h *huntScreen) note(ctx context.Context) {
+	if h.book == nil {
+		return
+	}
+	if err := h.book.sync(context.WithoutCancel(ctx)); err != nil && !h.failed {
+		h.failed = true
+		h.out.Progress.Printf("The ledger couldn't be written: %s\n", err)
+	}
 }
 
 // before says what is varied, and what it may cost.
@@ -122,6 +154,7 @@ func (h *huntScreen) before(o search.Options) {
 func (h *huntScreen) step(step experiment.Step) {
 	if step.Ended {
 		h.trials = append(h.trials, step.Trial)
+		h.note(context.Background())
 	}
 	if step.Resumed && !step.Ended {
 		return

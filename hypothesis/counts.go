@@ -1,0 +1,160 @@
+package hypothesis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/culprit-project/culprit/history"
+)
+
+// Counts is what a run's counters did, by series: a name and its labels. The
+// increase of what only grows, else the highest value.
+type Counts map[string]float64
+
+// CountsOf takes the counts out of a run's events.
+func CountsOf(next func() (*history.Event, error)) (Counts, error) {
+	counts, last := Counts{}, map[string]float64{}
+	for {
+		e, err := next()
+		if err != nil || e == nil {
+			return counts, err
+		}
+		switch e.Kind {
+		case history.Metrics:
+			for series, value := range e.Values {
+				counts.sample(last, series, value)
+			}
+		case history.Probe:
+			for series, value := range e.Values {
+				counts.sample(last, probePrefix+e.Name+labelsOf(series), value)
+			}
+		case history.Log:
+			if n, ok := e.Values["lines"]; ok {
+				counts[logPrefix+e.Name] += n
+			}
+		default:
+		}
+	}
+}
+
+// What isn't a metric has a name that no metric can have.
+const (
+	probePrefix = "probe!"
+	logPrefix   = "logs!"
+)
+
+// labelsOf is a series without its name.
+func labelsOf(series string) string {
+	if i := strings.IndexByte(series, '{'); i >= 0 {
+		return series[i:]
+	}
+	return ""
+}
+
+func (c Counts) sample(last map[string]float64, series string, value float64) {
+	old, seen := last[series]
+	last[series] = value
+	name, _, _ := strings.Cut(series, "{")
+	switch {
+	case !grows(name):
+		if high, there := c[series]; !there || value > high {
+			c[series] = value
+		}
+	case !seen: // the run begins here
+		c[series] += 0
+	case value >= old:
+		c[series] += value - old
+	default: // it began anew
+		c[series] += value
+	}
+}
+
+func grows(name string) bool {
+	return strings.HasPrefix(name, probePrefix) || strings.HasSuffix(name, "_total") || strings.HasSuffix(name, "_count") || strings.HasSuffix(name, "_sum")
+}
+
+// count is the sum over the series that a term means. Where a label never has
+// that value, or nothing has that name, it can't be told: a misspelt name must
+// not look like a path that is never taken.
+func (t *term) count(c Counts) (float64, error) {
+	if t.kind == logs {
+		return c[logPrefix+t.name], nil // no line matched
+	}
+	sum, found := 0.0, false
+	var names []string
+	values := map[string][]string{}
+	for series, value := range c {
+		name, of, _ := strings.Cut(series, "{")
+		if !t.means(name) {
+			names = append(names, strings.TrimPrefix(name, probePrefix))
+			continue
+		}
+		found = true
+		own := parseLabels(of)
+		match := true
+		for label, value := range own {
+			values[label] = append(values[label], value)
+		}
+		for label, value := range t.labels {
+			match = match && own[label] == value
+		}
+		if match {
+			sum += value
+		}
+	}
+	if !found {
+		if len(c) == 0 {
+			return 0, fmt.Errorf("the server showed no metrics")
+		}
+		return 0, fmt.Errorf("the run has no %s %q; nearest: %q", t.kind, t.name, nearest(t.name, names))
+	}
+	for label, value := range t.labels {
+		switch {
+		case values[label] == nil:
+			return 0, fmt.Errorf("%s %q has no label %q; nearest: %q", t.kind, t.name, label, nearest(label, slices.Collect(maps.Keys(values))))
+		case !slices.Contains(values[label], value):
+			return 0, fmt.Errorf("%s %q never has %s=%s; nearest: %q", t.kind, t.name, label, value, nearest(value, values[label]))
+		}
+	}
+	return sum, nil
+}
+
+// means says whether a term speaks of a series' name. Metrics may be called
+// without the engine's prefix and without _total.
+func (t *term) means(name string) bool {
+	if t.kind == probe {
+		return name == probePrefix+t.name
+	}
+	short := strings.TrimPrefix(name[strings.IndexByte(name, ':')+1:], "culprit_lab_")
+	wanted := strings.TrimSuffix(t.name, "_total")
+	for _, n := range []string{name, strings.ReplaceAll(name, ":", "_"), short} {
+		if n == t.name || strings.TrimSuffix(n, "_total") == wanted {
+			return true
+		}
+	}
+	return false
+}
+
+// parseLabels reads a="b",c="d"}; the writer is our own.
+func parseLabels(text string) map[string]string {
+	labels := map[string]string{}
+	for text != "" && text != "}" {
+		name, rest, ok := strings.Cut(text, `="`)
+		if !ok {
+			break
+		}
+		var value strings.Builder
+		i := 0
+		for ; i < len(rest) && rest[i] != '"'; i++ {
+			if rest[i] == '\\' && i+1 < len(rest) {
+				i++
+			}
+			value.WriteByte(rest[i])
+		}
+		labels[strings.TrimLeft(name, ",")] = value.String()
+		text = rest[min(i+1, len(rest)):]
+	}
+	return labels
+}
