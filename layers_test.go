@@ -20,7 +20,7 @@ var (
 		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
 		{"load", "suspect", "lab/host", "lab/sched", "hypothesis"},
 		{"experiment", "lab/disagg"},
-		{"report", "lab"},
+		{"report", "bundle", "lab"},
 		{"internal/app", "lab/api"},
 		{"internal/mcp"},
 		{"cmd/culprit"},

@@ -139,6 +139,9 @@ func (c *Case) Stray(path string) (Evidence, error) {
 	return e, c.readLive(&e)
 }
 
+// Path is the run directory; empty where it is none.
+func (e *Evidence) Path() string { return e.dir }
+
 // readLive says which levels an attestation shows.
 func (c *Case) readLive(e *Evidence) error {
 	a, err := e.ReadAttestation()

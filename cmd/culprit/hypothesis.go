@@ -12,6 +12,7 @@ import (
 // ledgerCommands are those on what is believed of a case.
 type ledgerCommands struct {
 	Hypothesis hypothesisCommand `cmd:"" help:"What is believed of a case, with predictions that evidence judges."`
+	Bundle     bundleCommand     `cmd:"" help:"What a maintainer needs: verdict, stand-alone repro, history, configuration, logs."`
 }
 
 type hypothesisCommand struct {
