@@ -26,7 +26,7 @@ var (
 		{"cmd/culprit"},
 	}
 	planned = []string{
-		"probe", "internal/mcp",
+		"probe",
 	}
 )
 

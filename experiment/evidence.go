@@ -55,13 +55,9 @@ func (c *Case) Trials(base, dirs string) ([]Evidence, error) {
 		if filepath.Ext(filepath.Dir(path)) == ".partial" {
 			continue
 		}
-		b, err := os.ReadFile(path)
+		t, err := readTrial(path)
 		if err != nil {
-			return nil, fmt.Errorf("read trial: %w", err)
-		}
-		var t Trial
-		if err := json.Unmarshal(b, &t); err != nil || t.Observation == nil {
-			return nil, fmt.Errorf("read %s: it is no trial: %w", path, err)
+			return nil, err
 		}
 		if t.Space != c.Space.Fingerprint() {
 			continue // of other factors than the case has now
@@ -86,6 +82,40 @@ func (c *Case) Trials(base, dirs string) ([]Evidence, error) {
 		list = append(list, e)
 	}
 	return list, nil
+}
+
+// ReadTrials reads the trials of a case's hunt, in the order of running.
+func (c *Case) ReadTrials(base string) ([]Trial, error) {
+	paths, err := filepath.Glob(filepath.Join(base, RunsDir, "*", TrialFile))
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(paths)
+	var list []Trial
+	for _, path := range paths {
+		t, err := readTrial(path)
+		if err != nil {
+			return nil, err
+		}
+		if t.Space == c.Space.Fingerprint() {
+			list = append(list, t)
+		}
+	}
+	return list, nil
+}
+
+func readTrial(path string) (t Trial, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return t, fmt.Errorf("read trial: %w", err)
+	}
+	if err := json.Unmarshal(b, &t); err != nil {
+		return t, fmt.Errorf("read %s: %w", path, err)
+	}
+	if t.Observation == nil {
+		return t, fmt.Errorf("read %s: it has no observation", path)
+	}
+	return t, nil
 }
 
 // source names evidence by its path from the case's directory.

@@ -13,6 +13,7 @@ import (
 type ledgerCommands struct {
 	Hypothesis hypothesisCommand `cmd:"" help:"What is believed of a case, with predictions that evidence judges."`
 	Bundle     bundleCommand     `cmd:"" help:"What a maintainer needs: verdict, stand-alone repro, history, configuration, logs."`
+	MCP        mcpCommand        `cmd:"" name:"mcp" help:"The same as tools for an agent, by the Model Context Protocol."`
 }
 
 type hypothesisCommand struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -93,15 +94,11 @@ func caseBundle(c *experiment.Case, base string, b *bundle.Options) error {
 	if b.Finding != nil && b.Finding.Status == search.Found {
 		for _, cause := range b.Finding.Causes {
 			whole := c.Space.Failing()
-			for name, level := range cause.With.Arm {
-				whole[name] = level
-			}
+			maps.Copy(whole, cause.With.Arm)
 			named[whole.String()] = "culprit-alone"
 			for _, w := range cause.Without {
 				whole := c.Space.Failing()
-				for name, level := range w.Arm {
-					whole[name] = level
-				}
+				maps.Copy(whole, w.Arm)
 				named[whole.String()] = "without-" + w.Factor
 			}
 		}

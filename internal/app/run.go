@@ -35,6 +35,9 @@ type UsageError struct{ err error }
 func (e *UsageError) Error() string { return e.err.Error() }
 func (e *UsageError) Unwrap() error { return e.err }
 
+// Usage makes one.
+func Usage(format string, args ...any) error { return usage(format, args...) }
+
 func usage(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
 // NoVerdictError says why a run couldn't come to a verdict though nothing is
