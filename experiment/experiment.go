@@ -65,11 +65,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Progress is where a run stands. Broken of Judged ops under load showed damage
-// so far.
+// Progress is where a run stands, with the damage that showed so far.
 type Progress struct {
 	load.Progress
-	Broken, Judged int
+	Main, Control oracle.Count
 }
 
 const (
@@ -141,8 +140,8 @@ func record(ctx context.Context, o Options) (err error) {
 	live := oracle.NewLive(header)
 	progress := func(p load.Progress) {
 		if o.Progress != nil {
-			broken, judged := live.Broken()
-			o.Progress(Progress{p, broken, judged})
+			main, control := live.Counts()
+			o.Progress(Progress{p, main, control})
 		}
 	}
 	server := target.Server{BaseURL: o.Plan.BaseURL, Header: o.Header, Client: http.DefaultClient}
@@ -152,6 +151,9 @@ func record(ctx context.Context, o Options) (err error) {
 		NoStream: o.Plan.NoStream, Timeout: time.Duration(o.Plan.TimeoutMS) * time.Millisecond,
 		Workload: w, Seed: o.Plan.Workload.Seed, History: writer, Start: header.Started, NextID: ids,
 		Progress: progress, Logger: o.Logger,
+		Suspect: func(op *history.Op, _ *openai.Reply) bool {
+			return live.Op(op) || op.Outcome == history.Failed || op.Outcome == history.TimedOut
+		},
 	}
 	flush := func() error {
 		ctx, cancel := context.WithTimeout(ctx, flushTimeout)
@@ -184,9 +186,6 @@ func record(ctx context.Context, o Options) (err error) {
 	main.TurnsPerSession = float64(o.Plan.Workload.Rounds)
 	main.HealthEvery = healthEvery
 	main.Sentinel = openai.ChatRequest{Messages: []openai.Message{{Role: "user", Content: sentinelMessage}}, MaxTokens: 1}
-	main.Suspect = func(op *history.Op, _ *openai.Reply) bool {
-		return live.Op(op) || op.Outcome == history.Failed || op.Outcome == history.TimedOut
-	}
 	main.Recovery = recovery(w, o.Plan.Workload.Sessions)
 	_, err = load.Run(ctx, main)
 	return err

@@ -62,7 +62,7 @@ type Op struct {
 	Kind      string // the workload's kind: agent, echo, ...
 	Session   int
 	Turn      int
-	InFlight  int // our own requests open when this one was sent, itself included
+	InFlight  int // requests of sessions open when this one was sent, itself included if it's one
 	Stream    bool
 	Planned   time.Duration // when the workload wanted it sent
 	Sent      time.Duration
@@ -119,8 +119,8 @@ type EventKind string
 
 // The kinds of events.
 //
-// A tick comes every second of a run with the values "in_flight", "chunks"
-// (received since the last tick), "late_ms" (how late the client's own timer
+// A tick comes every second of a run with the values "in_flight" (all requests
+// that are open), "chunks" (received since the last tick), "late_ms" (how late the client's own timer
 // fired) and "cpu" (share of one core that the client used since the last
 // tick).
 const (

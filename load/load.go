@@ -79,8 +79,8 @@ type Options struct {
 	Start   time.Time     // the history's time 0; now when it is zero
 	NextID  *atomic.Int64 // the last op's number, shared by the phases of one history
 
-	// Suspect looks at each op of a session; where it says true, the turns of
-	// Recovery are sent, by themselves and one after another, at most
+	// Suspect looks at each op of a session as it ends; where it says true, the
+	// turns of Recovery are sent, by themselves and one after another, at most
 	// MaxRecovery times. nil means: where the op failed or timed out.
 	Suspect     func(*history.Op, *openai.Reply) bool
 	Recovery    []workload.Turn
@@ -104,7 +104,7 @@ type Progress struct {
 	Elapsed      time.Duration // since the phase began
 	Sessions     int
 	SessionsDone int
-	InFlight     int
+	InFlight     int    // requests of sessions that are open
 	Ops          Counts // that ended
 	Chunks       int64
 }
@@ -172,7 +172,7 @@ type player struct {
 
 	slots                           chan struct{} // of the open loop: one for each op in flight
 	suspects                        chan struct{}
-	inFlight                        atomic.Int64
+	inFlight, beside                atomic.Int64 // requests open, of sessions and others
 	chunks                          atomic.Int64
 	done                            atomic.Int64 // sessions
 	ok, failed, cancelled, timedOut atomic.Int64
@@ -335,7 +335,7 @@ func (p *player) counted(op *history.Op, reply *openai.Reply) {
 	if reason := p.reach.ended(op, p.Timeout); reason != "" {
 		p.stop(errors.New(reason))
 	}
-	if len(p.Recovery) > 0 && p.ctx.Err() == nil && p.Suspect(op, reply) {
+	if p.Suspect(op, reply) && len(p.Recovery) > 0 && p.ctx.Err() == nil {
 		select {
 		case p.suspects <- struct{}{}:
 		default: // one is waiting already
@@ -423,7 +423,7 @@ func (r *reach) ended(op *history.Op, timeout time.Duration) string {
 		limit = r.limit
 	}
 	if d := op.LastByte - r.since; d >= limit && r.row >= 3 {
-		return fmt.Sprintf("no answer from the server to %d ops in a row, over %s; the last: %s", r.row, d.Round(100*time.Millisecond), op.Error)
+		return fmt.Sprintf("no answer from the server to %d ops in a row, over %.1f s; the last: %s", r.row, d.Seconds(), op.Error)
 	}
 	return ""
 }

@@ -77,14 +77,19 @@ func (p *player) send(s sending, t *workload.Turn) (*openai.Reply, time.Duration
 	if t.CancelAfter > 0 {
 		defer time.AfterFunc(t.CancelAfter, func() { hangUp(errPlanned) }).Stop()
 	}
-	op.InFlight = int(p.inFlight.Add(1))
+	open := &p.inFlight
+	if s.session == OtherSession {
+		open = &p.beside
+	}
+	open.Add(1)
+	op.InFlight = int(p.inFlight.Load())
 	op.ID = p.NextID.Add(1)
 	op.Sent = p.now()
 	err = p.exchange(ctx, hangUp, rec, t.CancelChunks)
 	if err != nil {
 		op.LastByte = p.now()
 	}
-	p.inFlight.Add(-1)
+	open.Add(-1)
 	rec.finish(op)
 	reply := rec.reply()
 	p.judge(op, reply, err, context.Cause(ctx), rec.location, s.timeout)
@@ -123,7 +128,7 @@ func (p *player) judge(op *history.Op, reply *openai.Reply, err, cause error, lo
 	case errors.Is(cause, errPlanned):
 		op.Outcome, op.Error = history.Cancelled, fmt.Sprintf("%v %s", errPlanned, chunks)
 	case errors.Is(cause, errTimeout):
-		op.Outcome, op.Error = history.TimedOut, fmt.Sprintf("gave up %s: the reply didn't end within %s", chunks, timeout)
+		op.Outcome, op.Error = history.TimedOut, fmt.Sprintf("gave up %s: the reply didn't end within %g s", chunks, timeout.Seconds())
 	case cause != nil:
 		op.Outcome, op.Error = history.Cancelled, fmt.Sprintf("the run ended %s: %v", chunks, cause)
 	case op.Status == 0:

@@ -32,7 +32,7 @@ func (p *player) tick(over <-chan struct{}) {
 	report := func(now time.Duration) {
 		c, u := p.chunks.Load(), cpuTime()
 		p.event(&history.Event{At: now, Kind: history.Tick, Values: map[string]float64{
-			"in_flight": float64(p.inFlight.Load()),
+			"in_flight": float64(p.inFlight.Load() + p.beside.Load()),
 			"chunks":    float64(c - chunks),
 			"late_ms":   float64(late.Microseconds()) / 1000,
 			"cpu":       float64(u-cpu) / float64(now-last),

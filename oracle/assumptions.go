@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/internal/term"
 )
 
 // Assumption is something that must hold before a run without violations may
@@ -191,7 +192,7 @@ func (j *judgement) sentOnTime() (Assumption, bool) {
 	return Assumption{
 		Name: "requests were sent on time", Otherwise: Inconclusive,
 		Holds: p99 <= lateLimit,
-		Found: fmt.Sprintf("99%% were at most %v late, the worst %v", p99.Round(time.Millisecond), late.max.Round(time.Millisecond)),
+		Found: fmt.Sprintf("99%% were at most %s late, the worst %s", term.Duration(p99), term.Duration(late.max)),
 		Hint:  "lower --request-rate, or give the client more cores",
 	}, true
 }
@@ -236,7 +237,7 @@ func (j *judgement) clientRan() Assumption {
 	return Assumption{
 		Name: "the client never stood still", Otherwise: Inconclusive, timing: true,
 		Holds: max(c.gap, c.worstLate) <= standstill,
-		Found: fmt.Sprintf("its own clock ticked %d times, with at most %v between two", c.ticks, c.gap.Round(time.Millisecond)),
+		Found: fmt.Sprintf("its own clock ticked %d times, with at most %s between two", c.ticks, term.Duration(c.gap)),
 		Hint:  "run again on a machine that isn't suspended and has a core to spare",
 	}
 }
@@ -254,8 +255,8 @@ func (j *judgement) clientKeptUp() Assumption {
 		Name: "the client kept up", Otherwise: Inconclusive,
 		// One hiccup is no saturation, however short the run.
 		Holds: late <= max(1, int(lateTicks*float64(c.ticks))) && c.busy <= max(1, c.ticks/2),
-		Found: fmt.Sprintf("%d of %d ticks came more than %v late (the worst %v); it used at most %.1f of %d cores",
-			late, c.ticks, limit.Round(time.Millisecond), c.worstLate.Round(time.Millisecond), c.mostCPU, c.cores),
+		Found: fmt.Sprintf("%d of %d ticks came more than %s late (the worst %s); it used at most %.1f of %d cores",
+			late, c.ticks, term.Duration(limit), term.Duration(c.worstLate), c.mostCPU, c.cores),
 		Hint: "lower the load, or run the client on a machine of its own",
 	}
 }

@@ -1,8 +1,11 @@
 package oracle
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 	"strconv"
 
 	"github.com/culprit-project/culprit/history"
@@ -20,117 +23,189 @@ type Bin struct {
 	Rate  Rate   `json:"rate"`
 }
 
-// indexBins is into how many parts the main phase is cut, by order of sending.
-const indexBins = 10
+// ByIndex is the dimension that cuts the main phase into equal parts, by order
+// of sending; indexBins is into how many.
+const (
+	ByIndex   = "request index"
+	indexBins = 10
+)
+
+// smallestBin is the share of the ops that a stretch of numbers should have:
+// the few sent while the load rises and falls show nothing one by one.
+const smallestBin = 0.05
+
+// dimension puts each op into a bin.
+type dimension struct {
+	by string
+	of func(i int, w *row) (bin, bool) // false: the op isn't in this dimension
+	// merge puts a bin with few ops together with the next one.
+	merge bool
+}
+
+// bin is a place in a dimension's order, and how it is shown: a text, or else
+// the numbers that it spans.
+type bin struct {
+	order    int
+	text     string
+	from, to int
+}
+
+func (b bin) label() string {
+	switch {
+	case b.text != "":
+		return b.text
+	case b.from == b.to:
+		return strconv.Itoa(b.from)
+	default:
+		return fmt.Sprintf("%d-%d", b.from, b.to)
+	}
+}
 
 // breakdowns wants the rows in the order of sending.
 func (r *Recorder) breakdowns() []Breakdown {
 	corrupt := r.corruptClasses()
 	var rows []*row
+	tokens, hasLegs := true, false
 	for i := range r.rows {
 		if w := &r.rows[i]; w.phase == history.Main && w.trials&corrupt != 0 {
 			rows = append(rows, w)
+			tokens = tokens && w.promptTokens > 0
+			hasLegs = hasLegs || w.leg != ""
 		}
 	}
-	tokens := true
-	for _, w := range rows {
-		tokens = tokens && w.promptTokens > 0
+	// Where a round has several legs, which one matters more than when.
+	dimensions := []dimension{{by: "round", of: func(_ int, w *row) (bin, bool) { return few(w.turn + 1), true }}}
+	if hasLegs {
+		dimensions[0] = dimension{by: "leg", of: byLeg(rows)}
 	}
-	prompt, promptOf := "request bytes", func(_ int, w *row) (int, string) { return octave(w.requestBytes) }
+	dimensions = append(
+		dimensions,
+		dimension{by: "requests in flight", of: func(_ int, w *row) (bin, bool) { return octave(w.inFlight), true }, merge: true},
+		dimension{by: ByIndex, of: func(i int, _ *row) (bin, bool) {
+			part := i * indexBins / len(rows)
+			from, to := (part*len(rows)+indexBins-1)/indexBins, ((part+1)*len(rows)+indexBins-1)/indexBins
+			return bin{order: part, from: from + 1, to: to}, true
+		}},
+	)
 	if tokens {
-		prompt, promptOf = "prompt tokens", func(_ int, w *row) (int, string) { return octave(w.promptTokens) }
+		dimensions = append(dimensions, dimension{by: "prompt tokens", of: func(_ int, w *row) (bin, bool) { return octave(w.promptTokens), true }, merge: true})
+	} else {
+		dimensions = append(dimensions, dimension{by: "request bytes", of: func(_ int, w *row) (bin, bool) { return octave(w.requestBytes), true }, merge: true})
 	}
-	dimensions := []struct {
-		by string
-		of func(i int, w *row) (order int, label string) // order is negative for an op that isn't in it
-	}{
-		{"round", func(_ int, w *row) (int, string) { return few(w.turn) }},
-		{"requests in flight", func(_ int, w *row) (int, string) { return octave(w.inFlight) }},
-		{"request index", func(i int, _ *row) (int, string) {
-			bin := i * indexBins / len(rows)
-			from, to := (bin*len(rows)+indexBins-1)/indexBins, ((bin+1)*len(rows)+indexBins-1)/indexBins
-			return bin, fromTo(from+1, to)
-		}},
-		{prompt, promptOf},
-		{"cached share of prompt", func(_ int, w *row) (int, string) { return cachedShare(w) }},
-		{"recall distance", func(_ int, w *row) (int, string) {
-			if w.distance < 0 {
-				return -1, ""
-			}
-			return few(w.distance)
-		}},
-	}
-	out := make([]Breakdown, 0, len(dimensions))
+	dimensions = append(
+		dimensions,
+		dimension{by: "cached share of prompt", of: func(_ int, w *row) (bin, bool) { return cachedShare(w), true }},
+		dimension{by: "recall distance", of: func(_ int, w *row) (bin, bool) { return few(w.distance), w.distance >= 0 }},
+	)
+	out := []Breakdown{}
 	for _, d := range dimensions {
-		bins := map[int]*bySession{}
-		labels := map[int]string{}
-		top := -1
-		for i, w := range rows {
-			order, label := d.of(i, w)
-			if order < 0 {
-				continue
-			}
-			if bins[order] == nil {
-				bins[order] = &bySession{}
-				labels[order] = label
-			}
-			bins[order].add(w.session, w.violations&corrupt != 0)
-			top = max(top, order)
-		}
-		b := Breakdown{By: d.by}
-		for order := range top + 1 {
-			if bin := bins[order]; bin != nil {
-				b.Bins = append(b.Bins, Bin{Label: labels[order], Rate: rateOf(bin.all)})
-			}
-		}
-		if b.Bins != nil {
+		if b := d.breakdown(rows, corrupt); b.Bins != nil {
 			out = append(out, b)
 		}
 	}
 	return out
 }
 
-// few keeps small numbers as they are and puts the rest into octaves.
-func few(n int) (order int, label string) {
-	if n <= 16 {
-		return max(n, 0), strconv.Itoa(n)
+func (d *dimension) breakdown(rows []*row, corrupt classSet) Breakdown {
+	place := make([]int, len(rows)) // the order of each row's bin, -1 for none
+	ops := map[int]int{}
+	bins := map[int]bin{}
+	for i, w := range rows {
+		b, ok := d.of(i, w)
+		if place[i] = b.order; !ok {
+			place[i] = -1
+			continue
+		}
+		ops[b.order]++
+		bins[b.order] = b
 	}
-	order, label = octave(n)
-	return 16 + order, label
+	orders := slices.Sorted(maps.Keys(bins))
+	merged := map[int]int{} // a bin to the one that it went into
+	for i, order := range orders {
+		if d.merge && i < len(orders)-1 && float64(ops[order]) < smallestBin*float64(len(rows)) {
+			next := orders[i+1]
+			b := bins[next]
+			b.from = bins[order].from
+			bins[next] = b
+			ops[next] += ops[order]
+			merged[order] = next
+		}
+	}
+	rates := map[int]*bySession{}
+	for i, w := range rows {
+		order := place[i]
+		for next, ok := merged[order]; ok; next, ok = merged[order] {
+			order = next
+		}
+		if order < 0 {
+			continue
+		}
+		if rates[order] == nil {
+			rates[order] = &bySession{}
+		}
+		rates[order].add(w.session, w.violations&corrupt != 0)
+	}
+	b := Breakdown{By: d.by}
+	for _, order := range orders {
+		if rate := rates[order]; rate != nil {
+			b.Bins = append(b.Bins, Bin{Label: bins[order].label(), Rate: rateOf(rate.all)})
+		}
+	}
+	return b
+}
+
+// byLeg puts ops into the legs of their rounds, in the order in which the first
+// session's come.
+func byLeg(rows []*row) func(int, *row) (bin, bool) {
+	const filler = "filler"   // what is sent between legs
+	first := map[string]int{} // the earliest turn of each leg
+	for _, w := range rows {
+		if turn, ok := first[w.leg]; !ok || w.turn < turn {
+			first[w.leg] = w.turn
+		}
+	}
+	return func(_ int, w *row) (bin, bool) {
+		return bin{order: first[w.leg], text: cmp.Or(w.leg, filler)}, true
+	}
+}
+
+// few keeps small numbers as they are and puts the rest into octaves.
+func few(n int) bin {
+	if n <= 16 {
+		n = max(n, 0)
+		return bin{order: n, from: n, to: n}
+	}
+	b := octave(n)
+	b.order += 16
+	return b
 }
 
 // octave puts n between two powers of two: 1, 2, 3-4, 5-8, 9-16, ...
-func octave(n int) (order int, label string) {
+func octave(n int) bin {
 	if n <= 1 {
-		return 0, strconv.Itoa(max(n, 0))
+		n = max(n, 0)
+		return bin{order: n, from: n, to: n}
 	}
-	order = bits.Len(uint(n - 1))
-	return order, fromTo(1<<(order-1)+1, 1<<order)
+	power := bits.Len(uint(n - 1))
+	return bin{order: 1 + power, from: 1<<(power-1) + 1, to: 1 << power}
 }
 
-func fromTo(from, to int) string {
-	if from == to {
-		return strconv.Itoa(from)
-	}
-	return fmt.Sprintf("%d-%d", from, to)
-}
-
-func cachedShare(w *row) (order int, label string) {
+func cachedShare(w *row) bin {
 	if w.cachedTokens < 0 || w.promptTokens <= 0 {
-		return 0, "not reported"
+		return bin{text: "not reported"}
 	}
 	switch share := float64(w.cachedTokens) / float64(w.promptTokens); {
 	case share <= 0:
-		return 1, "0%"
+		return bin{order: 1, text: "none"}
 	case share <= 0.25:
-		return 2, "to 25%"
+		return bin{order: 2, text: "up to 25%"}
 	case share <= 0.50:
-		return 3, "to 50%"
+		return bin{order: 3, text: "25 to 50%"}
 	case share <= 0.75:
-		return 4, "to 75%"
+		return bin{order: 4, text: "50 to 75%"}
 	case share <= 1:
-		return 5, "to 100%"
+		return bin{order: 5, text: "75 to 100%"}
 	default:
-		return 6, "over 100%"
+		return bin{order: 6, text: "over 100%"}
 	}
 }

@@ -10,10 +10,13 @@ import (
 // about failures. The verdict is [Judge]'s, from the history. It is safe for
 // use by several goroutines.
 type Live struct {
-	mu             sync.Mutex
-	judgement      *judgement
-	trials, broken int
+	mu        sync.Mutex
+	judgement *judgement
+	counts    [2]Count // by arm
 }
+
+// Count is how many ops showed damage so far, of how many that could have.
+type Count struct{ Broken, Judged int }
 
 // NewLive begins a run's judging.
 func NewLive(h history.Header) *Live { return &Live{judgement: newJudgement(h, Registry)} }
@@ -27,19 +30,20 @@ func (l *Live) Op(op *history.Op) bool {
 	l.judgement.op(op)
 	w := rec.row(op.ID)
 	corrupt := rec.corruptClasses()
+	count := &l.counts[w.arm()]
 	if w.trials&corrupt != 0 {
-		l.trials++
+		count.Judged++
 	}
 	if w.violations&corrupt == 0 {
 		return false
 	}
-	l.broken++
+	count.Broken++
 	return true
 }
 
-// Broken says how many ops showed damage so far, of how many that could have.
-func (l *Live) Broken() (broken, trials int) {
+// Counts says what was found so far, under load and in the control arm.
+func (l *Live) Counts() (main, control Count) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.broken, l.trials
+	return l.counts[mainArm], l.counts[controlArm]
 }

@@ -172,7 +172,7 @@ func pieces(text string) func(func(string) bool) {
 // TestPerfectServer counts the alarms of all oracles on every kind of
 // workload, played by a server that is always right. There may be none.
 func TestPerfectServer(t *testing.T) {
-	ops, alarms := 0, 0
+	ops, alarms, trials := 0, 0, map[Class]int{}
 	for _, kind := range workload.Kinds() {
 		plans := []workload.Plan{{Kind: kind}}
 		if kind == "agent" {
@@ -188,6 +188,7 @@ func TestPerfectServer(t *testing.T) {
 				}
 				for _, c := range v.Classes {
 					alarms += c.Main.Failures
+					trials[c.Class] += c.Main.Trials
 					if c.Main.Failures > 0 {
 						t.Errorf("%s: %s, for instance %+v", c.Class, c.Main, c.Examples[0])
 					}
@@ -199,6 +200,13 @@ func TestPerfectServer(t *testing.T) {
 		}
 	}
 	t.Logf("%d alarms in %d ops", alarms, ops)
+	t.Run("table", func(t *testing.T) {
+		for _, r := range Classes {
+			if r.FalseAlarm.On == rightReplies && (r.FalseAlarm.Alarms != 0 || r.FalseAlarm.Trials != trials[r.Class]) {
+				t.Errorf("%s: thresholds.go says %d of %d; these are 0 of %d", r.Class, r.FalseAlarm.Alarms, r.FalseAlarm.Trials, trials[r.Class])
+			}
+		}
+	})
 }
 
 // TestDamagedServer damages one reply in six, as in the incident that the

@@ -31,10 +31,14 @@ func (o *recallObserver) Op(v *View, rec *Recorder) {
 			return
 		}
 	}
+	note := "told in the same request"
+	if d := v.Op.Expect.Distance; d > 0 {
+		note = fmt.Sprintf("told %d turns before", d)
+	}
 	rec.Violation(Violation{
 		Class: RecallLost, Op: v.Op.ID,
 		Want: answer, Got: v.Reply.Content,
-		Note: fmt.Sprintf("told %d turns before", v.Op.Expect.Distance),
+		Note: note,
 		// A fact that is near is the more surely lost by the server.
 		Severity: 1 / float64(1+v.Op.Expect.Distance),
 	})

@@ -15,8 +15,9 @@ import (
 // bytes per op and a few examples per class, whatever the history's size.
 type Recorder struct {
 	rows    []row
-	index   map[int64]int // op id to its row
-	classes []classTally  // in the order of Classes
+	legs    map[string]string // one copy of each name
+	index   map[int64]int     // op id to its row
+	classes []classTally      // in the order of Classes
 	byClass map[Class]int
 	oracle  *Oracle // at work now: it may report its own classes only
 }
@@ -26,6 +27,7 @@ type row struct {
 	id                 int64
 	phase              history.Phase
 	session, turn      int
+	leg                string
 	inFlight           int
 	requestBytes       int
 	promptTokens       int // -1 when not reported
@@ -57,6 +59,7 @@ type Example struct {
 	Phase    history.Phase `json:"phase,omitempty"`
 	Session  int           `json:"session"`
 	Turn     int           `json:"turn"`
+	Leg      string        `json:"leg,omitempty"`
 	Want     string        `json:"want"`
 	Got      string        `json:"got"`
 	Note     string        `json:"note,omitempty"`
@@ -103,7 +106,7 @@ func (r *row) beside() bool {
 }
 
 func newRecorder() *Recorder {
-	r := &Recorder{index: map[int64]int{}, byClass: map[Class]int{}}
+	r := &Recorder{index: map[int64]int{}, legs: map[string]string{}, byClass: map[Class]int{}}
 	for i, rule := range Classes {
 		r.classes = append(r.classes, classTally{rule: rule})
 		r.byClass[rule.Class] = i
@@ -118,6 +121,12 @@ func (r *Recorder) add(v *View) {
 		id: op.ID, phase: op.Phase, session: op.Session, turn: op.Turn, inFlight: op.InFlight,
 		requestBytes: len(op.Request), promptTokens: -1, cachedTokens: -1, distance: -1,
 		planned: op.Planned, sent: op.Sent, end: op.LastByte, outcome: op.Outcome,
+	}
+	if leg := op.Expect.Leg; leg != "" {
+		if _, ok := r.legs[leg]; !ok {
+			r.legs[leg] = leg
+		}
+		w.leg = r.legs[leg]
 	}
 	if op.Expect.Answer != "" {
 		w.distance = op.Expect.Distance
@@ -161,7 +170,7 @@ func (r *Recorder) Violation(v Violation) {
 		w.trials |= 1 << class
 		w.violations |= 1 << class
 		arm = w.arm()
-		e.Phase, e.Session, e.Turn = w.phase, w.session, w.turn
+		e.Phase, e.Session, e.Turn, e.Leg = w.phase, w.session, w.turn, w.leg
 		if again && slices.ContainsFunc(t.worst[arm], func(o Example) bool { return o.Op == v.Op && o.severity >= e.severity }) {
 			return
 		}

@@ -63,6 +63,7 @@ type ClassResult struct {
 	Examples        []Example `json:"examples,omitempty"`
 	ControlExamples []Example `json:"control_examples,omitempty"`
 	FalseAlarm      *Measured `json:"false_alarm,omitempty"` // nil when it hasn't been measured
+	WeakModel       *Measured `json:"weak_model,omitempty"`  // a weak model's own mistakes; nil as above
 
 	rule Rule
 }
@@ -169,6 +170,9 @@ func (r *Recorder) result(rule Rule, samples []stats.Cluster, of func(*row) (tri
 	c := ClassResult{Class: rule.Class, Means: rule.Means, Source: rule.Source, rule: rule}
 	if rule.FalseAlarm != (Measured{}) {
 		c.FalseAlarm = &rule.FalseAlarm
+	}
+	if rule.WeakModel != (Measured{}) {
+		c.WeakModel = &rule.WeakModel
 	}
 	var sessions [2]bySession
 	for i := range r.rows {
@@ -319,13 +323,13 @@ func (c *ClassResult) judge() {
 	if c.Main.Failures == 0 {
 		return
 	}
-	found := fmt.Sprintf("%s: %s", c.Class, c.Main)
+	found := fmt.Sprintf("%s: %s", c.name(), c.Main)
 	switch {
 	case c.compared():
 		c.Convicts = c.Excess.PAdjusted < significance && c.Excess.Difference >= c.rule.MinExcess
 		found += fmt.Sprintf("; also in the control arm: %s", c.Control)
 		if c.Control.Failures == 0 {
-			found = fmt.Sprintf("%s: %s; none of %d in the control arm", c.Class, c.Main, c.Control.Trials)
+			found = fmt.Sprintf("%s: %s; none of %d in the control arm", c.name(), c.Main, c.Control.Trials)
 		}
 		if c.Convicts {
 			c.Says = fmt.Sprintf("%s: an excess of %s (95%%: %s to %s), p = %.2g", found, percent(c.Excess.Difference), percent(c.Excess.Low), percent(c.Excess.High), c.Excess.PAdjusted)
@@ -350,6 +354,14 @@ func (c *ClassResult) judge() {
 		c.NeedsControl = c.rule.Tolerance == 0 || c.Main.Low > c.rule.Tolerance
 		c.Says = found
 	}
+}
+
+// name is how sentences call the class.
+func (c *ClassResult) name() string {
+	if c.Class == Broken {
+		return "wrong in any way"
+	}
+	return string(c.Class)
 }
 
 // decide makes the verdict. Evidence that something wrong happened needs no
@@ -415,10 +427,10 @@ func (v *Verdict) decide() {
 // shown says how much a clean run shows.
 func (v *Verdict) shown() []string {
 	if v.Broken.Excess != nil {
-		return []string{fmt.Sprintf("no more corruption under load than alone: %s broken; an excess above %s would have shown (95%%)", v.Broken.Main, percent(max(v.Broken.Excess.High, 0)))}
+		return []string{fmt.Sprintf("no more corruption under load than alone: %s wrong; an excess above %s would have shown (95%%)", v.Broken.Main, percent(max(v.Broken.Excess.High, 0)))}
 	}
 	if v.Broken.Main.Failures > 0 {
-		return []string{fmt.Sprintf("%s broken, within what is tolerated", v.Broken.Main)}
+		return []string{fmt.Sprintf("%s wrong, within what is tolerated", v.Broken.Main)}
 	}
 	return []string{fmt.Sprintf("no sign of corruption in %d ops; a rate above %s would have shown (95%%)", v.Broken.Main.Trials, percent(v.Broken.Main.High))}
 }

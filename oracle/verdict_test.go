@@ -159,7 +159,7 @@ func TestVerdict(t *testing.T) {
 		{"one canary convicts beside a clean control", play{main: once(ForeignCanary), control: nothing}, Corrupt, "ForeignCanary: 1 of 320 ops"},
 		{"a class of servers that the control shows alike", play{main: once(ForeignCanary), control: once(ForeignCanary)}, Clean, "base rate, alone and cold: 1 of 320 ops"},
 		{"a class of servers that the control shows less", play{main: every(4, ForeignCanary), control: once(ForeignCanary)}, Corrupt, "also in the control arm: 1 of 320 ops"},
-		{"within tolerance", play{main: once(BrokenStream)}, Clean, "broken, within what is tolerated"},
+		{"within tolerance", play{main: once(BrokenStream)}, Clean, "wrong, within what is tolerated"},
 		{"above tolerance", play{main: every(4, BrokenStream)}, Corrupt, "above the 0.5% that is tolerated"},
 		{"a weak model without control", play{main: every(6, WrongArgument)}, Inconclusive, "run again with --control"},
 		{"a weak model, alone and under load alike", play{main: every(6, WrongArgument), control: every(6, WrongArgument)}, Clean, "base rate, alone and cold: 54 of 320 ops"},
@@ -219,7 +219,7 @@ func TestVerdict(t *testing.T) {
 		{"the client was late", play{main: nothing, ticks: func(e *history.Event) bool {
 			e.Values["late_ms"] = 400
 			return true
-		}}, Inconclusive, "4 of 4 ticks came more than 250ms late"},
+		}}, Inconclusive, "4 of 4 ticks came more than 250 ms late"},
 		{"the client was late, but by little of what a reply takes", play{main: nothing, op: func(op *history.Op) {
 			if op.Phase == history.Main {
 				op.Sent += 3 * time.Second * time.Duration(op.Turn)
@@ -234,7 +234,7 @@ func TestVerdict(t *testing.T) {
 		}, ticks: func(e *history.Event) bool {
 			e.Values["late_ms"] = 900
 			return true
-		}}, Inconclusive, "ticks came more than 250ms late"},
+		}}, Inconclusive, "ticks came more than 250 ms late"},
 		{"the client was busy", play{main: nothing, ticks: func(e *history.Event) bool {
 			e.Values["cpu"] = 1.9
 			return true
@@ -378,10 +378,10 @@ func TestManyClasses(t *testing.T) {
 func TestBins(t *testing.T) {
 	var got []string
 	for _, n := range []int{-1, 0, 1, 2, 3, 4, 5, 8, 9, 1024, 1025} {
-		order, label := octave(n)
-		got = append(got, fmt.Sprintf("%d %s", order, label))
+		b := octave(n)
+		got = append(got, fmt.Sprintf("%d %s", b.order, b.label()))
 	}
-	want := []string{"0 0", "0 0", "0 1", "1 2", "2 3-4", "2 3-4", "3 5-8", "3 5-8", "4 9-16", "10 513-1024", "11 1025-2048"}
+	want := []string{"0 0", "0 0", "1 1", "2 2", "3 3-4", "3 3-4", "4 5-8", "4 5-8", "5 9-16", "11 513-1024", "12 1025-2048"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("octaves (-want +got):\n%s", diff)
 	}

@@ -40,7 +40,7 @@ func Trial(s *term.Screen, space design.Space, step experiment.Step) {
 		result += " (from an earlier start)"
 	}
 	took := time.Duration(t.LaunchMS+t.RunMS) * time.Millisecond
-	paragraph(s, "     -> ", "        ", fmt.Sprintf("%s  %s", s.Paint(result, style), s.Paint(duration(took), term.Faint)))
+	paragraph(s, "     -> ", "        ", fmt.Sprintf("%s  %s", s.Paint(result, style), s.Paint(term.Duration(took), term.Faint)))
 	if beliefs := leading(step.Progress); beliefs != "" {
 		paragraph(s, "        ", "        ", "suspected now: "+beliefs)
 	}
@@ -135,7 +135,7 @@ func Hunt(s *term.Screen, f experiment.Result, trials []experiment.Trial, dir st
 	}
 	uncounted(s, f.Untested, trials)
 	s.Printf("\n")
-	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%d launches, %d judged requests, %s", f.Launches, f.Requests, duration(total(trials))))
+	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%d launches, %d judged requests, %s", f.Launches, f.Requests, term.Duration(total(trials))))
 	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", dir, experiment.FindingFile))
 	if f.Status == search.Found && len(trials) > 0 {
 		paragraph(s, "  see     ", "          ", fmt.Sprintf("culprit check %s/%s", dir, worstTrial(trials).Dir))

@@ -5,6 +5,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -53,15 +54,26 @@ func statusStyle(status oracle.Status) term.Style {
 
 func headline(s *term.Screen, v *oracle.Verdict) {
 	word := s.Paint(strings.ToUpper(string(v.Status)), term.Bold, statusStyle(v.Status))
-	b := v.Broken.Main
+	b, c := v.Broken.Main, v.Broken.Control
 	text := "no op could be judged"
 	if b.Trials > 0 {
-		text = fmt.Sprintf("%d of %d replies broken, %s %s", b.Failures, b.Trials, percent(b.Rate), interval(b))
-	}
-	if c := v.Broken.Control; c != nil {
-		text += fmt.Sprintf("; alone and cold %d of %d", c.Failures, c.Trials)
+		text = fmt.Sprintf("%d of %d replies wrong", b.Failures, b.Trials)
+		switch {
+		case c != nil:
+			text += fmt.Sprintf(", %d of %d alone", c.Failures, c.Trials)
+		case mayBeTheModels(v):
+			text += ", perhaps the model's own mistakes"
+		default:
+			text += fmt.Sprintf(", %s %s", percent(b.Rate), interval(b))
+		}
 	}
 	s.Printf("\n%s  %s\n", word, text)
+}
+
+// mayBeTheModels says that nothing tells whether the model or the server is
+// wrong.
+func mayBeTheModels(v *oracle.Verdict) bool {
+	return v.Status != oracle.Corrupt && slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool { return c.NeedsControl })
 }
 
 func reasons(s *term.Screen, v *oracle.Verdict) {
@@ -100,7 +112,7 @@ func about(s *term.Screen, v *oracle.Verdict, run Run) {
 }
 
 func phases(s *term.Screen, v *oracle.Verdict) {
-	rows := [][]string{{"phase", "ops", "lost", "took", "tokens/s", "first p50", "p99", "next p99", "late p99"}}
+	rows := [][]string{{"phase", "ops", "lost", "took", "tokens/s", "first p50", "first p99", "gap p99", "late p99"}}
 	for _, p := range v.Phases {
 		took := time.Duration((p.ToMS - p.FromMS) * float64(time.Millisecond))
 		rate := "-"
@@ -109,7 +121,7 @@ func phases(s *term.Screen, v *oracle.Verdict) {
 		}
 		lost := p.Outcomes[history.Failed] + p.Outcomes[history.TimedOut]
 		rows = append(rows, []string{
-			string(p.Phase), fmt.Sprint(p.Ops), fmt.Sprint(lost), duration(took), rate,
+			string(p.Phase), fmt.Sprint(p.Ops), fmt.Sprint(lost), term.Duration(took), rate,
 			p50(p.FirstChunk), p99(p.FirstChunk), p99(p.BetweenChunks), p99(p.Late),
 		})
 	}
@@ -128,14 +140,14 @@ func p50(p *oracle.Percentiles) string {
 	if p == nil {
 		return "-"
 	}
-	return duration(time.Duration(p.P50MS * float64(time.Millisecond)))
+	return term.Duration(time.Duration(p.P50MS * float64(time.Millisecond)))
 }
 
 func p99(p *oracle.Percentiles) string {
 	if p == nil {
 		return "-"
 	}
-	return duration(time.Duration(p.P99MS * float64(time.Millisecond)))
+	return term.Duration(time.Duration(p.P99MS * float64(time.Millisecond)))
 }
 
 func classes(s *term.Screen, v *oracle.Verdict) {
@@ -177,72 +189,208 @@ func classes(s *term.Screen, v *oracle.Verdict) {
 	if quiet > 0 {
 		paragraph(s, "  ", "  ", fmt.Sprintf("%d others were tried and stayed quiet.", quiet))
 	}
+	if text := falseAlarms(v); text != "" {
+		paragraph(s, "  ", "  ", "False alarms, as measured: "+text+".")
+	}
+	if acquitted(v) && v.Broken.Main.Failures > 0 && control {
+		paragraph(s, "  ", "  ", "Replies are wrong alone about as often: these are the model's own mistakes, or a fault that needs no load. verdict.json has examples.")
+	}
+}
+
+// acquitted says that nothing is held against the server's answers.
+func acquitted(v *oracle.Verdict) bool {
+	return v.Status == oracle.Clean || v.Status == oracle.Numerics
+}
+
+// falseAlarms says how often the oracles that fired were seen to be wrong.
+func falseAlarms(v *oracle.Verdict) string {
+	var order []string
+	on := map[string][]string{}
+	for _, c := range v.Classes {
+		if f := c.FalseAlarm; f != nil && c.Main.Failures > 0 {
+			if on[f.On] == nil {
+				order = append(order, f.On)
+			}
+			on[f.On] = append(on[f.On], fmt.Sprintf("%s %d/%d", c.Class, f.Alarms, f.Trials))
+		}
+	}
+	for i, what := range order {
+		order[i] = fmt.Sprintf("%s on %s", strings.Join(on[what], ", "), what)
+	}
+	return strings.Join(order, "; ")
 }
 
 // barColumns is the width of a breakdown's bars.
 const barColumns = 24
 
 func breakdowns(s *term.Screen, v *oracle.Verdict) {
-	if v.Broken.Main.Failures == 0 {
+	if v.Broken.Main.Failures == 0 || acquitted(v) {
 		return
 	}
+	title(s, "Where replies are wrong")
+	first := true
 	for _, b := range v.Breakdowns {
-		if len(b.Bins) < 2 {
+		highest := highestRate(b)
+		if len(b.Bins) < 2 || highest == 0 {
 			continue
 		}
-		most := slices.MaxFunc(b.Bins, func(x, y oracle.Bin) int {
-			return int(math.Copysign(1, x.Rate.Rate-y.Rate.Rate))
-		}).Rate.Rate
-		rows := [][]string{{b.By, "ops", "rate", "95%", ""}}
+		if !first {
+			s.Printf("\n")
+		}
+		first = false
+		if b.By == oracle.ByIndex {
+			inOrder(s, b, highest)
+			continue
+		}
+		rows := [][]string{{"by " + b.By, "ops", "rate", "95%", ""}}
 		for _, bin := range b.Bins {
-			bar := ""
-			if most > 0 {
-				bar = strings.Repeat("▇", int(math.Round(barColumns*bin.Rate.Rate/most)))
-			}
+			bar := strings.Repeat("▇", min(barColumns, int(math.Round(barColumns*bin.Rate.Rate/highest))))
 			rows = append(rows, []string{bin.Label, fmt.Sprintf("%d/%d", bin.Rate.Failures, bin.Rate.Trials), percent(bin.Rate.Rate), interval(bin.Rate), bar})
 		}
-		title(s, "Broken by "+b.By)
 		s.Printf("%s", s.Table("lrrrl", rows))
 	}
 }
 
-// examples shows the worst few, one of each class first: wanted beside got.
-func examples(s *term.Screen, v *oracle.Verdict, run Run) {
-	type shown struct {
-		class oracle.Class
-		oracle.Example
+// highestRate is what the longest bar stands for. A bin of a few ops, whose
+// rate is anything, doesn't set it.
+func highestRate(b oracle.Breakdown) float64 {
+	ops, highest := 0, 0.0
+	for _, bin := range b.Bins {
+		ops += bin.Rate.Trials
 	}
-	var worst []shown
-	for nth := 0; len(worst) < worstShown && nth < worstShown; nth++ {
-		for _, convicting := range []bool{true, false} {
-			for _, c := range v.Classes {
-				if c.Convicts == convicting && nth < len(c.Examples) && len(worst) < worstShown {
-					worst = append(worst, shown{c.Class, c.Examples[nth]})
-				}
+	for _, bin := range b.Bins {
+		if 20*bin.Rate.Trials >= ops {
+			highest = max(highest, bin.Rate.Rate)
+		}
+	}
+	return highest
+}
+
+// inOrder shows the parts of a run side by side.
+func inOrder(s *term.Screen, b oracle.Breakdown, highest float64) {
+	bars := []string{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"}
+	var rates, line strings.Builder
+	for _, bin := range b.Bins {
+		bar := " "
+		if bin.Rate.Failures > 0 {
+			bar = bars[min(int(bin.Rate.Rate/highest*float64(len(bars))), len(bars)-1)]
+		}
+		fmt.Fprintf(&rates, "%6.0f%%", 100*bin.Rate.Rate)
+		line.WriteString("   " + strings.Repeat(bar, 4))
+	}
+	s.Printf("  %s\n%s\n%s\n", s.Paint(fmt.Sprintf("in the order of sending: %d parts of %s ops", len(b.Bins), partSize(b)), term.Faint),
+		rates.String(), strings.TrimRight(line.String(), " "))
+}
+
+// partSize is how many ops a part of a run has.
+func partSize(b oracle.Breakdown) string {
+	low, high := b.Bins[0].Rate.Trials, b.Bins[0].Rate.Trials
+	for _, bin := range b.Bins {
+		low, high = min(low, bin.Rate.Trials), max(high, bin.Rate.Trials)
+	}
+	if low == high {
+		return fmt.Sprint(low)
+	}
+	return fmt.Sprintf("%d or %d", low, high)
+}
+
+// example is one violation of a class.
+type example struct {
+	class oracle.Class
+	oracle.Example
+}
+
+// worst returns the worst violations of what convicts, one of each class
+// first. Where nothing could, for want of a control arm, it is what may be the
+// model's own.
+func worst(v *oracle.Verdict) []example {
+	var classes []oracle.ClassResult
+	for _, c := range v.Classes {
+		switch {
+		case acquitted(v) && c.Means == oracle.Corrupt:
+		case c.Convicts, c.NeedsControl:
+			classes = append(classes, c)
+		case v.Broken.Convicts && c.Means == oracle.Corrupt && (c.Control == nil || c.Main.Rate > c.Control.Rate):
+			classes = append(classes, c) // a part of what convicts as a whole
+		}
+	}
+	rank := func(c oracle.ClassResult) int {
+		switch {
+		case c.Convicts && c.Means == v.Status:
+			return 0
+		case c.Convicts && c.Means == oracle.Corrupt:
+			return 1
+		case c.Means == oracle.Corrupt:
+			return 2
+		}
+		return 3
+	}
+	slices.SortStableFunc(classes, func(a, b oracle.ClassResult) int { return cmp.Compare(rank(a), rank(b)) })
+	var out []example
+	for nth := 0; len(out) < worstShown && nth < worstShown; nth++ {
+		for _, c := range classes {
+			if nth < len(c.Examples) && len(out) < worstShown {
+				out = append(out, example{c.Class, c.Examples[nth]})
 			}
 		}
 	}
-	if len(worst) == 0 {
+	return out
+}
+
+// examples shows the worst few: wanted beside got.
+func examples(s *term.Screen, v *oracle.Verdict, run Run) {
+	shown := worst(v)
+	if len(shown) == 0 {
 		return
 	}
-	title(s, "Worst")
-	for i, e := range worst {
+	if mayBeTheModels(v) {
+		title(s, "Worst, perhaps the model's own")
+	} else {
+		title(s, "Worst")
+	}
+	op := int64(0)
+	for i, e := range shown {
 		if i > 0 {
 			s.Printf("\n")
-		}
-		where := ""
-		if e.Op != 0 {
-			where = fmt.Sprintf(" in op %d (%s, session %d, round %d)", e.Op, e.Phase, e.Session, e.Turn+1)
 		}
 		note := ""
 		if e.Note != "" {
 			note = ": " + term.Safe(e.Note)
 		}
-		paragraph(s, "  ", "    ", string(e.class)+where+note)
+		paragraph(s, "  ", "    ", string(e.class)+e.where()+note)
 		sideBySide(s, e.Want, e.Got)
+		op = cmp.Or(op, e.Op)
 	}
-	s.Printf("\n")
-	paragraph(s, "  ", "  ", fmt.Sprintf("Everything about one op: culprit check --op N %s", run.Dir))
+	if op != 0 && run.Dir != "" {
+		s.Printf("\n  Everything about one op:\n  culprit check --op %d %s\n", op, quoted(run.Dir))
+	}
+}
+
+// where says which request it was.
+func (e *example) where() string {
+	switch {
+	case e.Op == 0:
+		return ""
+	case e.Phase == history.Recovery:
+		return fmt.Sprintf(" in op %d (plain request %d after a failure)", e.Op, e.Turn+1)
+	case e.Phase == history.Sentinel:
+		return fmt.Sprintf(" in op %d (one-token request %d beside the health checks)", e.Op, e.Turn+1)
+	case e.Leg != "":
+		return fmt.Sprintf(" in op %d (session %d, request %d: %s)", e.Op, e.Session, e.Turn+1, term.Safe(e.Leg))
+	default:
+		return fmt.Sprintf(" in op %d (session %d, round %d)", e.Op, e.Session, e.Turn+1)
+	}
+}
+
+// quoted makes a path fit for a shell.
+func quoted(path string) string {
+	plain := func(r rune) bool {
+		return r == '/' || r == '.' || r == '-' || r == '_' || r == '+' || r == ':' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+	}
+	if path != "" && !strings.ContainsFunc(path, func(r rune) bool { return !plain(r) }) {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
 // sideLines bounds the height of an example.
@@ -296,18 +444,4 @@ func percent(x float64) string {
 
 func interval(r oracle.Rate) string {
 	return fmt.Sprintf("[%.1f, %.1f]", 100*r.Low, 100*r.High)
-}
-
-// duration shows three digits or so.
-func duration(d time.Duration) string {
-	switch {
-	case d < 10*time.Millisecond:
-		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
-	case d < time.Second:
-		return fmt.Sprintf("%d ms", d.Milliseconds())
-	case d < 100*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	default:
-		return d.Round(time.Second).String()
-	}
 }

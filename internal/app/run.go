@@ -214,7 +214,11 @@ func describe(p experiment.Plan) string {
 		text += fmt.Sprintf(", %d lines of context", w.ContextLines)
 	}
 	if p.Control > 0 {
-		text += fmt.Sprintf(", %d of them alone and cold first", p.Control)
+		which := "all"
+		if p.Control < w.Sessions {
+			which = fmt.Sprint(p.Control)
+		}
+		text += fmt.Sprintf(", %s of them alone and cold first", which)
 	}
 	return text
 }
@@ -250,14 +254,19 @@ func progress(s *term.Screen) func(experiment.Progress) {
 			return
 		}
 		last, phase = p.Elapsed, p.Phase
-		text := fmt.Sprintf("%-7s  %d of %d sessions, %d replies, %d in flight", p.Phase, p.SessionsDone, p.Sessions, p.Ops.Total(), p.InFlight)
+		text := fmt.Sprintf("%-7s  %4.0f s  %d of %d sessions, %d in flight", p.Phase, p.Elapsed.Seconds(), p.SessionsDone, p.Sessions, p.InFlight)
 		if lost := p.Ops.Failed + p.Ops.TimedOut; lost > 0 {
 			text += fmt.Sprintf(", %d lost", lost)
 		}
-		if p.Judged > 0 {
-			text += fmt.Sprintf(", %d of %d broken", p.Broken, p.Judged)
+		now, alone := p.Main, p.Control
+		if p.Phase == history.Control {
+			now, alone = p.Control, oracle.Count{}
 		}
-		s.Progress(text + fmt.Sprintf("  %.0f s", p.Elapsed.Seconds()))
+		text += fmt.Sprintf(", %d of %d replies wrong", now.Broken, now.Judged)
+		if alone.Judged > 0 {
+			text += fmt.Sprintf(", alone %.0f%%", 100*float64(alone.Broken)/float64(alone.Judged))
+		}
+		s.Progress(text)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -123,13 +124,31 @@ func Safe(text string) string {
 	return b.String()
 }
 
+// Duration shows about three digits: 5.4 ms, 1.5 s, 120 s, 12.5 min, 3.2 h.
+func Duration(d time.Duration) string {
+	switch s := d.Seconds(); {
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", 1000*s)
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 100*time.Second:
+		return fmt.Sprintf("%.1f s", s)
+	case d < 10*time.Minute:
+		return fmt.Sprintf("%.0f s", s)
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%.1f min", s/60)
+	default:
+		return fmt.Sprintf("%.1f h", s/3600)
+	}
+}
+
 // Clip cuts text to a number of columns, with an ellipsis where it was cut.
 func Clip(text string, columns int) string {
 	return runewidth.Truncate(text, max(columns, 1), "…")
 }
 
 // Wrap breaks text at spaces into lines of at most so many columns; a longer
-// word is broken.
+// word is broken, after a comma if there is one in its latter half.
 func Wrap(text string, columns int) []string {
 	var lines []string
 	line := ""
@@ -140,6 +159,9 @@ func Wrap(text string, columns int) []string {
 				lines, line = append(lines, line), ""
 			}
 			head := runewidth.Truncate(word, room, "")
+			if i := strings.LastIndexByte(head, ',') + 1; i > len(head)/2 {
+				head = head[:i] // JSON without spaces
+			}
 			if head == "" { // a single character that is wider than the room
 				break
 			}

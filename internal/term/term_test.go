@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mattn/go-runewidth"
@@ -77,5 +78,16 @@ func TestProgress(t *testing.T) {
 	s.Printf("end\n")
 	if want := "one\r\x1b[Ktwo\r\x1b[Kend\n"; b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0.0 ms", 5400 * time.Microsecond: "5.4 ms", 77 * time.Millisecond: "77 ms", 77800 * time.Millisecond: "77.8 s",
+		2 * time.Minute: "120 s", 750 * time.Second: "12.5 min", 200 * time.Minute: "3.3 h",
+	} {
+		if got := Duration(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
 	}
 }
