@@ -308,7 +308,7 @@ func (j *judgement) controlCold() (Assumption, bool) {
 			Name: "the control arm ran cold", Otherwise: Inconclusive,
 			Holds: w.cachedTokens == 0 || w.promptTokens-w.cachedTokens > coldTokens,
 			Found: fmt.Sprintf("%d of the %d tokens of its first prompt were cached (op %d)", w.cachedTokens, w.promptTokens, w.id),
-			Hint:  "the server was sent the same before: start it afresh, or give another --seed",
+			Hint:  "the server was sent the same before: start it afresh, or give another --run-key",
 		}, w.cachedTokens >= 0 && w.promptTokens > 0
 	}
 	return Assumption{}, false

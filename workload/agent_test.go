@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agext/levenshtein"
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
@@ -512,7 +513,7 @@ func TestNames(t *testing.T) {
 	all := slices.Concat(ParcelNames(), CarrierNames())
 	for i, a := range all {
 		for _, b := range all[:i] {
-			if editDistance(a, b) < 2 {
+			if levenshtein.Distance(a, b, nil) < 2 {
 				t.Errorf("%s and %s are too like each other", a, b)
 			}
 		}

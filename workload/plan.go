@@ -13,6 +13,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/agext/levenshtein"
 )
 
 // Version is the version of everything that decides a session's bytes: texts,
@@ -40,9 +42,9 @@ type Plan struct {
 	Version int    `json:"version"` // 0 is this program's
 	Kind    string `json:"kind"`
 	Seed    uint64 `json:"seed"`
-	// RunKey, in hex, is the key of the canaries. Two runs with one key send
-	// the same prompts, so the second meets the first one's cache. Empty
-	// means one made from the seed.
+	// RunKey, in hex, is the key of the canaries. Two runs with one seed and
+	// one key send the same prompts, so the second meets the first one's
+	// cache. Empty means one made from the seed.
 	RunKey   string `json:"run_key"`
 	Sessions int    `json:"sessions"`
 	// Rounds is what a session does that many times; docs/workloads.md says
@@ -246,25 +248,7 @@ func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 // nearest returns the word of a list that isn't empty with the smallest edit
 // distance to got, the first of several.
 func nearest(got string, words []string) string {
-	return slices.MinFunc(words, func(a, b string) int { return editDistance(got, a) - editDistance(got, b) })
-}
-
-// editDistance is Levenshtein's: Wagner and Fischer's algorithm in one row.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(diagonal+cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return slices.MinFunc(words, func(a, b string) int {
+		return levenshtein.Distance(got, a, nil) - levenshtein.Distance(got, b, nil)
+	})
 }

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"time"
@@ -31,7 +34,8 @@ type runCommand struct {
 	Tools        string         `placeholder:"STYLE" help:"native: the tools field; text: JSON in the text, for models without tools (default: native)."`
 	OnError      string         `placeholder:"WHAT" help:"After a wrong reply: repair (the right one takes its place), continue or stop (default: repair)."`
 	Logprobs     int            `placeholder:"N" help:"Ask for the N most likely tokens, to tell numerics from corruption."`
-	Seed         uint64         `placeholder:"N" help:"The same seed sends the same bytes (default: 1)."`
+	Seed         uint64         `placeholder:"N" help:"Of what is asked: the same seed and run key send the same bytes (default: 1)."`
+	RunKey       string         `placeholder:"HEX" help:"Of the sessions' tags. Each run has its own, so that it meets no cache of an earlier one (default: random; plan.json has it)."`
 	Set          map[string]int `placeholder:"KNOB=N" help:"Another knob of the workload; docs/workloads.md lists them. Repeatable."`
 
 	Concurrency     int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
@@ -71,6 +75,7 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		OnError:         c.OnError,
 		TopLogprobs:     c.Logprobs,
 		Seed:            c.Seed,
+		RunKey:          cmp.Or(c.RunKey, randomKey()),
 		Knobs:           c.Set,
 		Concurrency:     c.Concurrency,
 		RequestRate:     c.RequestRate,
@@ -87,6 +92,13 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	return judged(status)
+}
+
+// randomKey makes a run key.
+func randomKey() string {
+	key := make([]byte, 16)
+	rand.Read(key) //nolint:errcheck // it never returns an error
+	return hex.EncodeToString(key)
 }
 
 // startLab starts the lab and makes it the server. Its log goes to a folder

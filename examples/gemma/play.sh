@@ -65,8 +65,7 @@ play() { # WORKLOAD FLAG...
     dir=runs/$1-$concurrency
     rm -rf "$dir"
     code=0
-    # A seed of its own, so that the control arm of the second run is cold too:
-    # the server still has the first run's prompts in its cache.
+    # A seed of its own: other facts, so that no mistake counts twice.
     "$culprit" run --base-url "$url" --workload "$@" --sessions 8 --concurrency "$concurrency" \
       --seed "$concurrency" --control --extra-body "$stop_at" --output "$dir" &
     run=$!

@@ -84,6 +84,7 @@ type RunOptions struct {
 	Tools, OnError                 string
 	TopLogprobs                    int
 	Seed                           uint64
+	RunKey                         string         // hex, of the canaries; empty is the seed's own
 	Knobs                          map[string]int // more of the workload's, by name
 	Concurrency                    int
 	RequestRate                    float64
@@ -191,7 +192,7 @@ func (o *RunOptions) plan() (experiment.Plan, error) {
 // JSON form, so that a knob is known by one name everywhere.
 func (o *RunOptions) workload() (workload.Plan, error) {
 	p := workload.Plan{
-		Kind: cmp.Or(o.Kind, "agent"), Seed: cmp.Or(o.Seed, 1), Sessions: cmp.Or(o.Sessions, DefaultSessions), Rounds: o.Rounds,
+		Kind: cmp.Or(o.Kind, "agent"), Seed: cmp.Or(o.Seed, 1), RunKey: o.RunKey, Sessions: cmp.Or(o.Sessions, DefaultSessions), Rounds: o.Rounds,
 		ContextLines: o.ContextLines, MaxTokens: o.MaxTokens, Tools: o.Tools, OnError: o.OnError, TopLogprobs: o.TopLogprobs,
 	}
 	if len(o.Knobs) > 0 {
