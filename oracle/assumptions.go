@@ -12,15 +12,44 @@ import (
 )
 
 // Assumption is something that must hold before a run without violations may
-// be called clean.
+// be called clean. Without it some evidence of violations may not stand either:
+// see stands.
 type Assumption struct {
 	Name      string `json:"name"`
 	Holds     bool   `json:"holds"`
 	Found     string `json:"found"`               // with its numbers
 	Hint      string `json:"hint,omitempty"`      // what to do where it doesn't hold
 	Otherwise Status `json:"otherwise,omitempty"` // the verdict where it doesn't hold and nothing convicts
+}
 
-	timing bool // where it doesn't hold, the client's clock can't be trusted
+// The assumptions.
+const (
+	thatEnded    = "the run came to its end"
+	thatAnswered = "requests were answered"
+	thatJudged   = "there was something to judge"
+	thatReached  = "the planned concurrency was reached"
+	thatOnTime   = "requests were sent on time"
+	thatRan      = "the client never stood still"
+	thatKeptUp   = "the client kept up"
+	thatAlone    = "the control arm ran alone"
+	thatCold     = "the control arm ran cold"
+	thatHit      = "the cache was hit"
+)
+
+// stands says which evidence that something is wrong stands where an
+// assumption fails: this and all that is before it. That nothing is wrong never
+// stands. docs/oracles.md has it as a table, with the reasons.
+var stands = map[string]Evidence{
+	thatEnded:    Times,
+	thatAnswered: Times,
+	thatJudged:   Times,
+	thatReached:  Times,
+	thatOnTime:   Times,
+	thatRan:      Replies,
+	thatKeptUp:   Connections,
+	thatAlone:    Times,
+	thatCold:     Times,
+	thatHit:      Times,
 }
 
 func (j *judgement) assumptions(truncated bool) []Assumption {
@@ -52,7 +81,7 @@ func (j *judgement) assumptions(truncated bool) []Assumption {
 func (j *judgement) cameToItsEnd(truncated bool) Assumption {
 	main := j.phases.of(history.Main)
 	a := Assumption{
-		Name: "the run came to its end", Otherwise: Inconclusive,
+		Name: thatEnded, Otherwise: Inconclusive,
 		Found: fmt.Sprintf("%d ops of the main phase", main.Ops),
 		Hint:  "let it run to its end",
 	}
@@ -75,7 +104,7 @@ func (j *judgement) wereAnswered() Assumption {
 	main := j.phases.of(history.Main)
 	failed := main.Outcomes[history.Failed]
 	a := Assumption{
-		Name: "requests were answered", Otherwise: Inconclusive,
+		Name: thatAnswered, Otherwise: Inconclusive,
 		Holds: float64(failed) <= failedShare*float64(main.Ops),
 		Found: fmt.Sprintf("%d of %d ops failed", failed, main.Ops),
 	}
@@ -114,7 +143,7 @@ func (j *judgement) wereJudged() Assumption {
 		}
 	}
 	return Assumption{
-		Name: "there was something to judge", Otherwise: NotExercised,
+		Name: thatJudged, Otherwise: NotExercised,
 		Holds: judged > 0,
 		Found: fmt.Sprintf("%d of %d ops had a reply that an oracle could judge", judged, j.phases.of(history.Main).Ops),
 		Hint:  "let some replies come to their end",
@@ -176,7 +205,7 @@ func (j *judgement) reachedConcurrency() (Assumption, bool) {
 		share = float64(reached) / float64(all)
 	}
 	return Assumption{
-		Name: "the planned concurrency was reached", Otherwise: NotExercised,
+		Name: thatReached, Otherwise: NotExercised,
 		Holds: share >= reachedTime,
 		Found: fmt.Sprintf("at least %d of the %d planned were in flight for %s of the time while sessions remained; at most %d", target, planned, percent(share), most),
 		Hint:  "use more sessions or longer replies, or look for what holds requests back: the client, a proxy, a limit of the server",
@@ -190,7 +219,7 @@ func (j *judgement) sentOnTime() (Assumption, bool) {
 	}
 	p99 := late.quantile(0.99)
 	return Assumption{
-		Name: "requests were sent on time", Otherwise: Inconclusive,
+		Name: thatOnTime, Otherwise: Inconclusive,
 		Holds: p99 <= lateLimit,
 		Found: fmt.Sprintf("99%% were at most %s late, the worst %s", term.Duration(p99), term.Duration(late.max)),
 		Hint:  "lower --request-rate, or give the client more cores",
@@ -235,7 +264,7 @@ func (c *client) event(e *history.Event) {
 func (j *judgement) clientRan() Assumption {
 	c := &j.client
 	return Assumption{
-		Name: "the client never stood still", Otherwise: Inconclusive, timing: true,
+		Name: thatRan, Otherwise: Inconclusive,
 		Holds: max(c.gap, c.worstLate) <= standstill,
 		Found: fmt.Sprintf("its own clock ticked %d times, with at most %s between two", c.ticks, term.Duration(c.gap)),
 		Hint:  "run again on a machine that isn't suspended and has a core to spare",
@@ -252,7 +281,7 @@ func (j *judgement) clientKeptUp() Assumption {
 		}
 	}
 	return Assumption{
-		Name: "the client kept up", Otherwise: Inconclusive,
+		Name: thatKeptUp, Otherwise: Inconclusive,
 		// One hiccup is no saturation, however short the run.
 		Holds: late <= max(1, int(lateTicks*float64(c.ticks))) && c.busy <= max(1, c.ticks/2),
 		Found: fmt.Sprintf("%d of %d ticks came more than %s late (the worst %s); it used at most %.1f of %d cores",
@@ -287,7 +316,7 @@ func (j *judgement) controlAlone() (Assumption, bool) {
 		}
 	}
 	return Assumption{
-		Name: "the control arm ran alone", Otherwise: Inconclusive,
+		Name: thatAlone, Otherwise: Inconclusive,
 		// One more may be a sentinel beside it.
 		Holds: most <= 2,
 		Found: fmt.Sprintf("%d ops, at most %d in flight", ops, most),
@@ -305,7 +334,7 @@ func (j *judgement) controlCold() (Assumption, bool) {
 			continue
 		}
 		return Assumption{
-			Name: "the control arm ran cold", Otherwise: Inconclusive,
+			Name: thatCold, Otherwise: Inconclusive,
 			Holds: w.cachedTokens == 0 || w.promptTokens-w.cachedTokens > coldTokens,
 			Found: fmt.Sprintf("%d of the %d tokens of its first prompt were cached (op %d)", w.cachedTokens, w.promptTokens, w.id),
 			Hint:  "the server was sent the same before: start it afresh, or give another --run-key",
@@ -335,7 +364,7 @@ func (l *legs) op(v *View) {
 func (j *judgement) cacheHit() (Assumption, bool) {
 	l := &j.legs
 	return Assumption{
-		Name: "the cache was hit", Otherwise: NotExercised,
+		Name: thatHit, Otherwise: NotExercised,
 		Holds: l.hits > 0,
 		Found: fmt.Sprintf("%d of %d ops that repeat an earlier prompt had cached tokens", l.hits, l.reported),
 		Hint:  strings.Join([]string{"turn the prefix cache on", "lengthen the prompt", "lessen what is sent between"}, ", or "),

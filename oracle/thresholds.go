@@ -7,6 +7,7 @@ type Rule struct {
 	Class  Class
 	Means  Status // Corrupt, Wedged or Numerics
 	Source Source
+	Rests  Evidence
 	// Tolerance is the rate that a sound server may show: a class of source
 	// Server convicts when its rate is above it for certain (the interval's
 	// lower bound; with tolerance 0, a single op).
@@ -32,6 +33,20 @@ const (
 	// Model: a weak model does it too, so only an excess over the control
 	// arm is the server's doing.
 	Model Source = "model"
+)
+
+// Evidence is what a class rests on.
+type Evidence int
+
+// The kinds of evidence, the one that needs the least of the client first.
+const (
+	// Replies: what they say. Nothing that the client does makes them wrong.
+	Replies Evidence = iota
+	// Connections: that a reply broke off or never came. A client that stood
+	// still for long may have lost it.
+	Connections
+	// Times: when something came, by the client's own clock.
+	Times
 )
 
 // Measured is a rate that was counted. The zero value says that it hasn't
@@ -70,17 +85,17 @@ var Classes = []Rule{
 
 	// The form of replies: integrity.go.
 	{Class: NoFinish, Means: Corrupt, Source: Server, Tolerance: 0, Why: "the protocol ends every reply with a finish_reason, whatever the model says", FalseAlarm: Measured{0, 1175, healthyServers}},
-	{Class: BrokenStream, Means: Corrupt, Source: Server, Tolerance: 0.005, Why: "a connection may break on its way once in a long run", FalseAlarm: Measured{0, 1175, healthyServers}},
+	{Class: BrokenStream, Means: Corrupt, Source: Server, Rests: Connections, Tolerance: 0.005, Why: "a connection may break on its way once in a long run", FalseAlarm: Measured{0, 1175, healthyServers}},
 	{Class: StreamGap, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects, FalseAlarm: Measured{0, 4082, rightReplies}, WeakModel: Measured{0, 992, weakModel}},
 	{Class: BadUsage, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: serverDialects, FalseAlarm: Measured{0, 3920, rightReplies}, WeakModel: Measured{0, 960, weakModel}},
 	{Class: StreamMismatch, Means: Corrupt, Source: Model, MinExcess: smallestExcess, Why: "two samples of one prompt may call differently alone too", FalseAlarm: Measured{0, 294, rightReplies}, WeakModel: Measured{0, 64, weakModel}},
 
 	// Stuck servers: wedge.go, poison.go.
-	{Class: SlowFirstToken, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long wait in hundreds may be a collection or a recompilation", FalseAlarm: Measured{0, 1105, healthyServers}},
-	{Class: Stalled, Means: Wedged, Source: Server, Tolerance: 0.005, Why: "one long pause in hundreds may be a preemption", FalseAlarm: Measured{0, 1041, healthyServers}},
-	{Class: NoTokens, Means: Wedged, Source: Server, Tolerance: 0, Why: "a server that moves gives some request a token in five times its slowest usual prefill", FalseAlarm: Measured{0, 2951, healthyServers}},
-	{Class: HealthLies, Means: Wedged, Source: Server, Tolerance: 0, Why: "a health check that says yes while a one-token generation fails is the wedge that monitoring doesn't see"},
-	{Class: Poisoned, Means: Wedged, Source: Server, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works", FalseAlarm: Measured{0, 133, healthyServers}},
+	{Class: SlowFirstToken, Means: Wedged, Source: Server, Rests: Times, Tolerance: 0.005, Why: "one long wait in hundreds may be a collection or a recompilation", FalseAlarm: Measured{0, 1105, healthyServers}},
+	{Class: Stalled, Means: Wedged, Source: Server, Rests: Times, Tolerance: 0.005, Why: "one long pause in hundreds may be a preemption", FalseAlarm: Measured{0, 1041, healthyServers}},
+	{Class: NoTokens, Means: Wedged, Source: Server, Rests: Times, Tolerance: 0, Why: "a server that moves gives some request a token in five times its slowest usual prefill", FalseAlarm: Measured{0, 2951, healthyServers}},
+	{Class: HealthLies, Means: Wedged, Source: Server, Rests: Connections, Tolerance: 0, Why: "a health check that says yes while a one-token generation fails is the wedge that monitoring doesn't see"},
+	{Class: Poisoned, Means: Wedged, Source: Server, Rests: Connections, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works", FalseAlarm: Measured{0, 133, healthyServers}},
 
 	// Greedy replies that differ: numerics.go.
 	{Class: GreedyDiffers, Means: Numerics, Source: Server, Tolerance: 0, Why: "another batch makes another order of additions, so different isn't wrong", FalseAlarm: Measured{17, 165, healthyServers}},

@@ -368,12 +368,13 @@ func (c *ClassResult) name() string {
 // assumption about the load; that nothing did needs all of them.
 func (v *Verdict) decide() {
 	convicts := map[Status][]string{}
-	var needControl []string
+	var needControl, unsure []string
 	for _, c := range append([]*ClassResult{&v.Broken}, pointers(v.Classes)...) {
 		switch {
-		case c.Convicts && c.Means == Wedged && !v.timing():
+		case c.Convicts && v.fallen(c.rule.Rests) != "":
 			c.Convicts = false
-			c.Says += "; but the client itself stood still, so this may be its own doing"
+			c.Says += fmt.Sprintf("; it doesn't count, since it isn't so that %s", v.fallen(c.rule.Rests))
+			unsure = append(unsure, c.Says)
 		case c.Convicts:
 			convicts[c.Means] = append(convicts[c.Means], c.Says)
 		case c.NeedsControl && c.Class != Broken:
@@ -394,6 +395,7 @@ func (v *Verdict) decide() {
 			}
 		}
 	}
+	v.Reasons = append(v.Reasons, unsure...)
 	if len(needControl) > 0 {
 		v.Reasons = append(v.Reasons, needControl...)
 		v.Reasons = append(v.Reasons, "no control arm: a weak model does this too; run again with --control")
@@ -435,9 +437,15 @@ func (v *Verdict) shown() []string {
 	return []string{fmt.Sprintf("no sign of corruption in %d ops; a rate above %s would have shown (95%%)", v.Broken.Main.Trials, percent(v.Broken.Main.High))}
 }
 
-// timing says that the client's own clock can be trusted.
-func (v *Verdict) timing() bool {
-	return !slices.ContainsFunc(v.Assumptions, func(a Assumption) bool { return a.timing && !a.Holds })
+// fallen returns the assumption whose failure takes this evidence away, if
+// there is one.
+func (v *Verdict) fallen(e Evidence) string {
+	for _, a := range v.Assumptions {
+		if !a.Holds && e > stands[a.Name] {
+			return a.Name
+		}
+	}
+	return ""
 }
 
 // String is "3 of 320 ops (0.94%, 95%: 0.2% to 2.7%)".

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -171,15 +173,41 @@ type fake struct {
 
 	mu      sync.Mutex
 	answers map[int64]map[[32]byte]*openai.Reply // by the request's seed
-	canary  string
+	canary  string                               // of the first request
 }
 
-func messageKey(r *openai.ChatRequest) [32]byte {
+// ownTag finds a session's canary in its requests. A run's key isn't known
+// here, so prompts and answers are known with anyTag in its place.
+var ownTag = regexp.MustCompile(`Your tag is ([a-z0-9]{12})`)
+
+const anyTag = "............"
+
+// messageKey names a request's prompt, and returns its canary.
+func messageKey(r *openai.ChatRequest) (key [32]byte, tag string) {
 	b, err := json.Marshal(r.Messages)
 	if err != nil {
 		panic(err)
 	}
-	return sha256.Sum256(b)
+	if m := ownTag.FindSubmatch(b); m != nil {
+		tag = string(m[1])
+		b = bytes.ReplaceAll(b, m[1], []byte(anyTag))
+	}
+	return sha256.Sum256(b), tag
+}
+
+// withTag returns a reply with one text in the place of another.
+func withTag(reply *openai.Reply, from, to string) *openai.Reply {
+	if from == "" || to == "" {
+		return reply
+	}
+	r := *reply
+	r.Content = strings.ReplaceAll(r.Content, from, to)
+	r.ToolCalls = slices.Clone(r.ToolCalls)
+	for i := range r.ToolCalls {
+		f := &r.ToolCalls[i].Function
+		f.Arguments = strings.ReplaceAll(f.Arguments, from, to)
+	}
+	return &r
 }
 
 // answer is the right reply to a request; nil when it is of no session.
@@ -192,7 +220,15 @@ func (f *fake) answer(r *openai.ChatRequest) *openai.Reply {
 	if f.answers[*r.Seed] == nil {
 		f.learn(*r.Seed)
 	}
-	return f.answers[*r.Seed][messageKey(r)]
+	key, tag := messageKey(r)
+	if f.canary == "" {
+		f.canary = tag
+	}
+	reply := f.answers[*r.Seed][key]
+	if reply == nil {
+		return nil
+	}
+	return withTag(reply, anyTag, tag)
 }
 
 // learn plays every session of a seed and keeps the right answer to each
@@ -218,10 +254,8 @@ func (f *fake) learn(seed int64) {
 					break
 				}
 				reply = workload.RightReply(turn)
-				answers[messageKey(&turn.Request)] = reply
-				if i == 0 && !alone {
-					f.canary = turn.Expect.Canary
-				}
+				key, tag := messageKey(&turn.Request)
+				answers[key] = withTag(reply, tag, anyTag)
 			}
 		}
 	}
