@@ -93,7 +93,7 @@ func TestStands(t *testing.T) {
 				fail(&p)
 				v := p.judge()
 				for _, a := range v.Assumptions {
-					if a.Holds == (a.Name == name) && !(name == thatRan && a.Name == thatKeptUp) {
+					if a.Holds == (a.Name == name) && (name != thatRan || a.Name != thatKeptUp) {
 						t.Errorf("%s: holds %t", a.Name, a.Holds)
 					}
 				}

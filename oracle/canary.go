@@ -13,8 +13,8 @@ import (
 // ForeignCanary is another session's secret in a reply.
 const ForeignCanary Class = "ForeignCanary"
 
-// Canary looks for every session's canary in every reply: control or main, at
-// work, finished or not begun. The header alone tells them all.
+// Canary looks for every session's canary in every reply: control, main or
+// recovery, at work, finished or not begun. The header alone tells them all.
 var Canary = Oracle{
 	Name:    "canary",
 	Classes: []Class{ForeignCanary},
@@ -35,6 +35,7 @@ type canaryOwner struct {
 	canary  string
 	session int
 	alone   bool
+	beside  bool // of a plain request after a failure
 }
 
 func newCanaryObserver(h history.Header) Observer {
@@ -47,15 +48,20 @@ func newCanaryObserver(h history.Header) Observer {
 		panic(fmt.Sprintf("%d sessions, and canaries of at most %d can be looked for", h.Sessions, maxCanarySessions))
 	}
 	b := ahocorasick.NewBuilder()
+	add := func(owner canaryOwner) {
+		owner.canary = history.Canary(key, owner.session, owner.alone)
+		o.owners = append(o.owners, owner)
+		b.AddPattern([]byte(owner.canary[:canaryPrefix]))
+	}
 	for session := range h.Sessions {
-		for _, alone := range []bool{false, true} {
-			c := history.Canary(key, session, alone)
-			o.owners = append(o.owners, canaryOwner{c, session, alone})
-			b.AddPattern([]byte(c[:canaryPrefix]))
-		}
+		add(canaryOwner{session: session})
+		add(canaryOwner{session: session, alone: true})
+	}
+	for i := range besideSessions {
+		add(canaryOwner{session: h.Sessions + i, alone: true, beside: true})
 	}
 	if o.prefixes, err = b.Build(); err != nil {
-		o.prefixes = nil // no sessions, no canaries
+		o.prefixes = nil
 	}
 	return o
 }
@@ -97,14 +103,17 @@ func (o *canaryObserver) Event(*history.Event, *Recorder) {}
 func (o *canaryObserver) Finish(*Recorder) {}
 
 func (c canaryOwner) describe(leaked int) string {
-	arm := ""
-	if c.alone {
-		arm = "control "
+	whose := fmt.Sprintf("session %d", c.session)
+	switch {
+	case c.beside:
+		whose = "a plain request after a failure"
+	case c.alone:
+		whose = "control " + whose
 	}
 	if leaked < len(c.canary) {
-		return fmt.Sprintf("the start of the canary of %ssession %d, %s", arm, c.session, c.canary)
+		return fmt.Sprintf("the start of the canary of %s, %s", whose, c.canary)
 	}
-	return fmt.Sprintf("the canary of %ssession %d", arm, c.session)
+	return "the canary of " + whose
 }
 
 func commonPrefix(a string, b []byte) int {

@@ -138,8 +138,6 @@ func (o *integrityObserver) badUsage(v *View) string {
 	switch limit := v.maxTokens(); {
 	case u.PromptTokens <= 0:
 		return "no prompt_tokens for a prompt"
-	case u.CompletionTokens < 0:
-		return "completion_tokens is negative"
 	case u.TotalTokens != 0 && u.TotalTokens != u.PromptTokens+u.CompletionTokens:
 		return "total_tokens isn't the sum"
 	case u.CachedTokens > u.PromptTokens:

@@ -187,6 +187,9 @@ const (
 	// throughout, one of 160 canaries would begin in them by chance in one
 	// run of 20,000; all 12 characters, in one of 20 billion.
 	canaryPrefix = 8
+	// besideSessions after the run's own lend their first turns to the plain
+	// requests that follow a failure; experiment sends three.
+	besideSessions = 8
 )
 
 // Constant runs: run.go.
