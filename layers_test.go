@@ -13,22 +13,16 @@ import (
 const module = "github.com/culprit-project/culprit/"
 
 // layers is the architecture: a package imports only from rows above its own.
-// planned names packages that the design has and the tree doesn't have yet.
-var (
-	layers = [][]string{
-		{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
-		{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
-		{"load", "suspect", "lab/host", "lab/sched", "hypothesis"},
-		{"experiment", "lab/disagg"},
-		{"report", "bundle", "lab"},
-		{"internal/app", "lab/api"},
-		{"internal/mcp"},
-		{"cmd/culprit"},
-	}
-	planned = []string{
-		"probe",
-	}
-)
+var layers = [][]string{
+	{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
+	{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
+	{"load", "suspect", "lab/host", "lab/sched", "hypothesis"},
+	{"experiment", "lab/disagg"},
+	{"report", "bundle", "lab"},
+	{"internal/app", "lab/api"},
+	{"internal/mcp"},
+	{"cmd/culprit"},
+}
 
 // banned lists what a package must not reach, even through others.
 var banned = []struct{ pkg, dep, why string }{
@@ -40,18 +34,11 @@ var banned = []struct{ pkg, dep, why string }{
 
 func TestLayers(t *testing.T) {
 	imports := readImports(t)
-	isPlanned := map[string]bool{}
-	for _, p := range planned {
-		isPlanned[module+p] = true
-		if imports[module+p] != nil {
-			t.Errorf("planned names %s, which exists: take it out of the list", p)
-		}
-	}
 	rank := map[string]int{}
 	for i, row := range layers {
 		for _, p := range row {
 			rank[module+p] = i
-			if imports[module+p] == nil && !isPlanned[module+p] {
+			if imports[module+p] == nil {
 				t.Errorf("layers names %s, which does not exist", p)
 			}
 		}

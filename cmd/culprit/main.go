@@ -35,6 +35,7 @@ type commands struct {
 	Attest    attestCommand    `cmd:"" help:"Say what is really running; --against says what differs from another."`
 	Init      initCommand      `cmd:"" help:"Write a case.yaml from a live server: its suspects, their safe levels, their odds."`
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
+	Probe     probeCommand     `cmd:"" help:"Count which code paths of a live Python server run, how often, with which labels."`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
@@ -99,6 +100,9 @@ func run(args []string) (code int) {
 	}
 	if status, ok := errors.AsType[verdictError](err); ok {
 		return exitCode(oracle.Status(status))
+	}
+	if code, ok := errors.AsType[exitError](err); ok {
+		return int(code)
 	}
 	if _, ok := errors.AsType[undecidedError](err); ok {
 		return exitInconclusive

@@ -1,0 +1,483 @@
+package probe
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// pythons are the interpreters to test with: those of CULPRIT_PYTHONS, or the
+// machine's own.
+func pythons(t *testing.T) []string {
+	t.Helper()
+	if list := os.Getenv("CULPRIT_PYTHONS"); list != "" {
+		return filepath.SplitList(list)
+	}
+	out, err := exec.Command("python3", "-c", "import sys; print(sys.version_info >= (3, 11))").Output()
+	if err != nil {
+		t.Skip("no python3 here")
+	}
+	if strings.TrimSpace(string(out)) != "True" {
+		t.Skip("python3 is older than 3.11")
+	}
+	return []string{"python3"}
+}
+
+// each runs a test with every interpreter.
+func each(t *testing.T, test func(t *testing.T, python string)) {
+	for _, python := range pythons(t) {
+		t.Run(filepath.Base(filepath.Dir(filepath.Dir(python))), func(t *testing.T) { test(t, python) })
+	}
+}
+
+const packHead = "probe_pack: 1\nname: test\ncontrol: {probe: inner}\nprobes:\n"
+
+// dirFor makes a probe directory of a pack.
+func dirFor(t *testing.T, probes string) string {
+	t.Helper()
+	p, err := ParsePack("test.yaml", []byte(packHead+probes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := NewDir(t.TempDir(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// probed runs a script of testdata with probes and returns what it prints.
+func probed(t *testing.T, python, dir, pythonPath string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.Command(python, args...)
+	cmd.Dir = "testdata"
+	cmd.Env = append(cmd.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	for name, value := range Environment(dir, pythonPath) {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	var complaint strings.Builder
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if complaint.Len() > 0 {
+		t.Logf("%s", complaint.String())
+	}
+	return string(out), err
+}
+
+func read(t *testing.T, dir string) *Reading {
+	t.Helper()
+	r, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Problems {
+		t.Error(p)
+	}
+	for i := range r.Processes {
+		for _, note := range r.Processes[i].Notes {
+			t.Error(note)
+		}
+	}
+	return r
+}
+
+const shapes = `
+  - {id: inner, file: served.py, function: outer.<locals>.inner, anchor: return b}
+  - {id: free, file: served.py, function: Pool.free, anchor: "if n is None:", when: "n % self.page_size != 0", labels: {parity: "n % 2", secret: "self.__secret"}}
+  - {id: elif, file: served.py, function: Pool.free, anchor: "elif n % 3:"}
+  - {id: super, file: served.py, function: Pool.size}
+  - {id: property, file: served.py, function: Pool.pages}
+  - {id: static, file: served.py, function: Pool.static}
+  - {id: class, file: served.py, function: Pool.of}
+  - {id: hidden, file: served.py, function: Pool.hidden}
+  - {id: cached, file: served.py, function: Pool.cached}
+  - {id: after, file: served.py, function: Pool.twice, anchor: "y = 1", context: {after: "return y"}}
+  - {id: unbound, file: served.py, function: Pool.unbound, anchor: return n, when: "later > 0"}
+  - {id: finally, file: served.py, function: Pool.last, anchor: self.seen = n}
+  - {id: generator, file: served.py, function: generator, anchor: yield i}
+  - {id: coroutine, file: served.py, function: coroutine}
+  - {id: wrong_type, file: served.py, function: Pool.static, anchor: return n, labels: {x: "str"}}
+`
+
+// Every shape of function is counted exactly, and has its own code object back
+// afterwards: the same object.
+func TestShapes(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, shapes)
+		hidden := t.TempDir() // a sitecustomize that ours hides
+		if err := os.WriteFile(filepath.Join(hidden, "sitecustomize.py"), []byte("import os\nos.environ['CHAINED'] = 'yes'\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := probed(t, python, dir, hidden, "shapes.py")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := read(t, dir)
+		if len(r.Processes) != 1 || !r.Processes[0].SelfTest || r.Processes[0].State != "detached" {
+			t.Fatalf("processes: %+v", r.Processes)
+		}
+		got := map[string]Counts{}
+		for _, p := range r.Processes[0].Probes {
+			if p.State == "refused" {
+				t.Errorf("%s: %s %s", p.ID, p.Code, p.Message)
+			}
+			got[p.ID] = p.Counts
+		}
+		want := map[string]Counts{
+			"inner": {Entered: 100, Hits: 100}, "free": {Entered: 101, Hits: 101, Matches: 99}, "elif": {Entered: 101, Hits: 50},
+			"super": {Hits: 100}, "property": {Hits: 100}, "static": {Hits: 100}, "class": {Hits: 100}, "hidden": {Hits: 100}, "cached": {Hits: 100},
+			"after": {Entered: 100, Hits: 99}, "unbound": {Entered: 100, Hits: 100, Matches: 49, Errors: 51}, "finally": {Entered: 100, Hits: 100},
+			"generator": {Entered: 100, Hits: 300}, "coroutine": {Hits: 100}, "wrong_type": {Entered: 100, Hits: 100, TypeErrors: 100},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		labels := map[string]int64{`parity="0",secret="s"`: 48, `parity="1",secret="s"`: 51}
+		if diff := cmp.Diff(labels, r.Processes[0].Probes[1].Labels); diff != "" {
+			t.Error(diff)
+		}
+		var left struct {
+			Line          int      `json:"line"`
+			Restored      []bool   `json:"restored"`
+			Path          []string `json:"path"`
+			Finders       []string `json:"finders"`
+			SiteCustomize string   `json:"sitecustomize"`
+		}
+		if err := json.Unmarshal([]byte(out), &left); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for i, ok := range left.Restored {
+			if !ok {
+				t.Errorf("function %d has not its own code object", i)
+			}
+		}
+		if left.Line != 36 || len(left.Path)+len(left.Finders) > 0 || left.SiteCustomize != "yes" {
+			t.Errorf("left in the process: %+v", left)
+		}
+	})
+}
+
+// What can't be placed is refused in words, and the server goes on.
+func TestRefusals(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: outer.<locals>.inner}
+  - {id: none, file: served.py, function: Pool.free, anchor: "if n is Nona:"}
+  - {id: many, file: served.py, function: Pool.twice, anchor: "if n:"}
+  - {id: orelse, file: served.py, function: Pool.free, anchor: "else:"}
+  - {id: hash, file: served.py, sha256: 1111111111111111111111111111111111111111111111111111111111111111, function: Pool.free}
+  - {id: function, file: served.py, function: Pol.free}
+  - {id: dead, file: served.py, function: dead, anchor: n = 2}
+  - {id: name, file: served.py, function: Pool.free, when: "m > 0"}
+  - {id: closure, file: served.py, function: outer.<locals>.inner, when: "other > 0"}
+  - {id: item, file: served.py, function: Pool.free, when: "n.item() > 0"}
+  - {id: lambda, file: served.py, function: Pool.free, when: "(lambda: n)()"}
+  - {id: elsewhere, file: nowhere.py, function: f}
+  - {id: free, file: served.py, function: Pool.free, anchor: "return x"}
+`
+	want := map[string]string{
+		"none":     `anchor "if n is Nona:" matches no statement in Pool.free (served.py:25-37). Nearest: "if n is None:" line 27.`,
+		"many":     `anchor "if n:" matches 2 statements in Pool.twice (lines 63, 66). Add context.before/after, or choose another line.`,
+		"orelse":   `"else:" is not the first line of a statement; anchor the first line inside the branch.`,
+		"hash":     `served.py differs from the source this probe was written against (deployed sha256 `,
+		"function": `no function Pol.free in served.py; similar: Pool.free`,
+		"dead":     `anchor "n = 2" of dead is optimised away by this interpreter (a constant condition, -O, or code after a return). 0 hits would mean nothing.`,
+		"name":     `"m" is neither a local of Pool.free nor a global of the module.`,
+		"closure":  `expression uses "other" of the enclosing function, which outer.<locals>.inner does not capture; the probe would change outer.<locals>.inner's closure.`,
+		"item":     `.item() is not allowed in a probe: it waits for the GPU and changes the timing under study. Allowed: `,
+		"lambda":   `a call() is not allowed in a probe. Allowed: `,
+	}
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, probes)
+		if _, err := probed(t, python, dir, "", "-c", "import served\nfor n in range(5): served.Pool().free(n)\nserved.outer()[0](1)"); err != nil {
+			t.Fatal(err)
+		}
+		r := read(t, dir)
+		for _, p := range r.Processes[0].Probes {
+			if text, ok := want[p.ID]; ok != (p.State == "refused") || !strings.HasPrefix(p.Message, text) {
+				t.Errorf("%s is %s\n%s %s, want\n%s", p.ID, p.State, p.Code, p.Message, text)
+			}
+		}
+		if got := r.Processes[0].Probes[len(r.Pack.Probes)-1].Counts.Hits; got != 5 {
+			t.Errorf("the sound probe beside them has %d hits, want 5", got)
+		}
+		results := Results(nil, r)
+		if got := results[r.Pack.index("elsewhere")].Finding; got != NotImported {
+			t.Errorf("elsewhere: %s", got)
+		}
+		// The same words outside the server.
+		p, err := ParsePack("test.yaml", []byte(packHead+probes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lints, err := Python{Command: python}.Lint(t.Context(), p, "testdata", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range lints {
+			if text := want[l.ID]; l.ID != "elsewhere" && (!strings.HasPrefix(l.Message, text) || text == "" && l.Code != "") {
+				t.Errorf("lint: %s: %s %s, want\n%s", l.ID, l.Code, l.Message, text)
+			}
+		}
+	})
+}
+
+// Counts are exact under fork, spawn, a worker pool, threads and asyncio, and
+// can be read after a crash.
+func TestServer(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: outer.<locals>.inner, anchor: return b}
+  - {id: free, file: served.py, function: Pool.free, anchor: "if n is None:", when: "n % 4 == 0", labels: {rest: "n % 3"}}
+  - {id: coroutine, file: served.py, function: coroutine}
+  - {id: never, file: served.py, function: Pool.free, anchor: raise ValueError(n)}
+`
+	const calls = 7*5000 + 4*1000 + 500 + 50
+	each(t, func(t *testing.T, python string) {
+		for _, how := range []string{"end", "abort"} {
+			t.Run(how, func(t *testing.T) {
+				t.Parallel()
+				dir := dirFor(t, probes)
+				_, err := probed(t, python, dir, "", "server.py", how)
+				if (how == "abort") != (err != nil) {
+					t.Fatalf("server: %v", err)
+				}
+				r := read(t, dir)
+				got := map[string]uint64{}
+				for _, result := range Results(nil, r) {
+					got[result.ID] = result.Count()
+					if result.ID == "never" && result.Finding != NotTaken {
+						t.Errorf("never: %s", result.Finding)
+					}
+				}
+				want := map[string]uint64{"inner": calls, "free": 7*1250 + 4*250 + 125 + 13, "coroutine": 1000, "never": 0}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("in %d processes: %s", len(r.Processes), diff)
+				}
+			})
+		}
+	})
+}
+
+// The main file isn't imported, and has probes all the same.
+func TestMainFile(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, "  - {id: inner, file: main.py, function: f}\n")
+		script := filepath.Join(t.TempDir(), "main.py")
+		text := "import time\ndef f(): pass\nuntil = time.time() + 20\nimport sys\nwhile f.__code__.co_consts == f.__code__.co_consts and not any(type(c).__name__ == 'Hold' for c in f.__code__.co_consts) and time.time() < until: time.sleep(.01)\nfor i in range(10): f()\n"
+		if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := probed(t, python, dir, "", script); err != nil {
+			t.Fatal(err)
+		}
+		if got := Results(nil, read(t, dir))[0]; got.Counts.Hits != 10 {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+// running starts a script that goes on until its standard input ends, as a
+// grandchild: see Attach.
+func running(t *testing.T, python, script string) (pid int) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", `"$0" -c "$1" & echo $!; wait`, python, script)
+	cmd.Dir = "testdata"
+	cmd.Env = append(cmd.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(out)
+	if err := d.Decode(&pid); err != nil {
+		t.Fatal(err)
+	}
+	var ready string
+	if err := d.Decode(&ready); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p, err := os.FindProcess(pid); err == nil {
+			p.Kill()
+		}
+		cmd.Wait()
+	})
+	return pid
+}
+
+const loop = `
+import json, sys, threading, time, served
+stop = threading.Event()
+threading.Thread(target=served.forever, args=(stop,), daemon=True).start()
+def calls():
+    pool, (inner, _) = served.Pool(), served.outer()
+    n = 0
+    while True:
+        pool.free(n); inner(n)
+        n += 1
+        time.sleep(0.0005)
+for _ in range(2):
+    threading.Thread(target=calls, daemon=True).start()
+print('"ready"', flush=True)
+`
+
+func TestAttach(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: outer.<locals>.inner}
+  - {id: free, file: served.py, function: Pool.free, anchor: "if n is None:", when: "n >= 0"}
+  - {id: forever, file: served.py, function: forever, anchor: n += 1, reach: running}
+`
+	each(t, func(t *testing.T, python string) {
+		for _, main := range []struct{ name, code string }{
+			{"main thread in Python", "while True: time.sleep(0.001)"},
+			{"main thread waits for a lock", "threading.Event().wait()"},
+		} {
+			t.Run(main.name, func(t *testing.T) {
+				pid := running(t, python, loop+main.code)
+				dir := dirFor(t, probes)
+				if err := Attach(t.Context(), dir, pid); err != nil {
+					if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+						t.Skip(err)
+					}
+					t.Fatal(err)
+				}
+				first := read(t, dir)
+				waitFor(t, func() bool { return Results(first, read(t, dir))[1].Counts.Matches > 50 })
+				results := Results(first, read(t, dir))
+				if results[0].Finding != Live || results[1].Finding != Live {
+					t.Errorf("got %+v", results[:2])
+				}
+				monitored := !strings.Contains(read(t, dir).Processes[0].Python, "3.11")
+				switch f := results[2]; {
+				case monitored && f.Finding != Live:
+					t.Errorf("a loop that runs already isn't counted: %+v", f)
+				case !monitored && (f.Finding != NotCalled || !strings.Contains(strings.Join(f.Warnings, ""), "is running now in thread")):
+					t.Errorf("a loop that can't be counted is said to be so: %+v", f)
+				}
+				if err := Attach(t.Context(), dir, pid); err == nil || !strings.Contains(err.Error(), "already has") {
+					t.Errorf("a second attach: %v", err)
+				}
+				if n, err := DetachAll(t.Context(), read(t, dir)); n != 1 || err != nil {
+					t.Fatalf("detached from %d: %v", n, err)
+				}
+				before := read(t, dir)
+				time.Sleep(20 * time.Millisecond)
+				if moved := Results(before, read(t, dir)); moved[0].Counts.Hits+moved[1].Counts.Hits+moved[2].Counts.Hits > 0 {
+					t.Errorf("it counts after it was detached: %+v", moved)
+				}
+				again := dirFor(t, probes)
+				if err := Attach(t.Context(), again, pid); err != nil {
+					t.Fatalf("attach again: %v", err)
+				}
+				first = read(t, again)
+				waitFor(t, func() bool { return Results(first, read(t, again))[0].Counts.Hits > 10 })
+			})
+		}
+	})
+}
+
+func waitFor(t *testing.T, done func() bool) {
+	t.Helper()
+	for until := time.Now().Add(20 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatal("it takes too long")
+		}
+	}
+}
+
+func TestAttachRefusals(t *testing.T) {
+	dir := dirFor(t, "  - {id: inner, file: served.py, function: f}\n")
+	if err := Attach(t.Context(), dir, 1<<22+1); err == nil || err.Error() != "there is no process 4194305" {
+		t.Errorf("got %v", err)
+	}
+	if err := Attach(t.Context(), dir, os.Getpid()); err == nil || !strings.Contains(err.Error(), "is no Python process") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBranches(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		y := Python{Command: python}
+		p, branches, err := y.BranchPack(t.Context(), "testdata/served.py", "served.py", "Pool.free")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := NewDir(t.TempDir(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := probed(t, python, dir, "", "-c", "import served\nfor n in range(12): served.Pool().free(n)"); err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]uint64{}
+		for i, r := range Results(nil, read(t, dir)) {
+			if name := "calls"; i > 0 {
+				got[branches[i-1].Text] = r.Counts.Hits
+			} else {
+				got[name] = r.Counts.Hits
+			}
+		}
+		want := map[string]uint64{
+			"calls": 12, "if n is None:": 0, "else of if n is None:": 12, "if n % 2:": 6, "elif n % 3:": 4, "else of elif n % 3:": 2,
+			"if n < 0:": 0, "else of if n < 0:": 12,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestFind(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		y := Python{Command: python}
+		places, p, err := y.Find(t.Context(), "y = 1", "testdata")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(places) != 2 || len(p.Probes) != 2 || places[0].Function != "Pool.twice" {
+			t.Fatalf("got %+v", places)
+		}
+		lints, err := y.Lint(t.Context(), p, "testdata", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range lints {
+			if l.Code != "" || l.Line != places[i].Line {
+				t.Errorf("place %d can't be found again: %+v", i, l)
+			}
+		}
+	})
+}
+
+// Each probe of the shipped packs is placed in the real source of the version
+// that it says, from PyPI: make probe-packs.
+func TestPacksAgainstSource(t *testing.T) {
+	root := os.Getenv("CULPRIT_SOURCES")
+	if root == "" {
+		t.Skip("make probe-packs runs it")
+	}
+	for _, p := range Shipped() {
+		infos, err := filepath.Glob(filepath.Join(root, p.Target.Package+"*-"+p.Target.Version+".dist-info"))
+		if err != nil || len(infos) != 1 {
+			t.Fatalf("%s: %d distributions of version %s under %s", p.Name, len(infos), p.Target.Version, root)
+		}
+		lints, err := Python{}.Lint(t.Context(), p, root, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range lints {
+			if l.Code != "" {
+				t.Errorf("%s: %s: %s %s", p.Name, l.ID, l.Code, l.Message)
+			}
+		}
+		t.Logf("%s: %d probes checked against %s", p.Name, len(lints), filepath.Base(infos[0]))
+	}
+}

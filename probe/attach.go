@@ -1,0 +1,223 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// replyTimeout is how long a process may take to reach a point where Python
+// runs a queued call: its main thread must run Python code.
+const replyTimeout = 10 * time.Second
+
+// Attach puts a directory's probes into a running process, which must be no
+// child of this one: Go's own waiting for a child would see it stop. It returns
+// when the agent has answered there.
+func Attach(ctx context.Context, dir string, pid int) error {
+	ticks := startTicks(pid)
+	if ticks == 0 {
+		return &RefusedError{"E_PROC_GONE", fmt.Sprintf("there is no process %d", pid)}
+	}
+	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", pid, ticks))
+	refused := filepath.Join(dir, fmt.Sprintf("%d.refused.json", pid))
+	if c, err := readCounters(counters); err == nil && c.State == Armed {
+		return &RefusedError{"E_ALREADY", fmt.Sprintf("PID %d already has the pack of %s. Detach it first.", pid, dir)}
+	}
+	for _, old := range []string{refused, filepath.Join(dir, closedFile)} {
+		if err := os.Remove(old); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("attach: %w", err)
+		}
+	}
+	script := filepath.Join(dir, fmt.Sprintf("attach-%d.py", pid))
+	if err := inject(ctx, pid, script, attachScript(dir)); err != nil {
+		return err
+	}
+	return await(ctx, pid, func() (bool, error) {
+		if b, err := readSmall(refused); err == nil {
+			return true, agentRefusal(b)
+		}
+		c, err := readCounters(counters)
+		return err == nil && c.State != Building, nil
+	})
+}
+
+// Detach takes a directory's probes out of a process: every function gets the
+// code object back that it had. Counts stay.
+func Detach(ctx context.Context, dir string, pid int) error {
+	ticks := startTicks(pid)
+	if ticks == 0 {
+		return nil
+	}
+	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", pid, ticks))
+	c, err := readCounters(counters)
+	if err != nil || c.State != Armed {
+		return nil
+	}
+	script := filepath.Join(dir, fmt.Sprintf("detach-%d.py", pid))
+	if err := inject(ctx, pid, script, detachScript(dir)); err != nil {
+		return err
+	}
+	return await(ctx, pid, func() (bool, error) {
+		c, err := readCounters(counters)
+		return err == nil && c.State == Detached, nil
+	})
+}
+
+// The scripts run in the process's main thread, in its __main__ module: they
+// leave no name there. A second attach finds the agent that the first left.
+const scriptHead = `(lambda directory: (
+    lambda agent: agent.%s
+)(__import__("sys").modules.get("_culprit_state") or (
+    lambda util, sys: (
+        lambda spec: (
+            lambda module: (sys.modules.__setitem__("_culprit_state", module), spec.loader.exec_module(module), module)[2]
+        )(util.module_from_spec(spec))
+    )(util.spec_from_file_location("_culprit_state", directory + "/agent.py"))
+)(__import__("importlib.util").util, __import__("sys"))))(%s)
+`
+
+func attachScript(dir string) string {
+	return fmt.Sprintf(scriptHead, "begin(directory, 4)", pythonString(dir))
+}
+
+func detachScript(dir string) string {
+	return fmt.Sprintf(scriptHead, "end(directory)", pythonString(dir))
+}
+
+// pythonString is a Python literal: what strconv quotes in ASCII, Python reads.
+func pythonString(s string) string { return strconv.QuoteToASCII(s) }
+
+func agentRefusal(b []byte) error {
+	var e RefusedError
+	if err := unmarshalRefusal(b, &e); err != nil {
+		return fmt.Errorf("attach: the agent's answer: %w", err)
+	}
+	return &e
+}
+
+// inject has a process's main thread run a script soon. Python 3.14 has a way
+// for that; before, see [queueCall].
+func inject(ctx context.Context, pid int, script, text string) error {
+	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	exe := fmt.Sprintf("/proc/%d/exe", pid)
+	python, err := interpreterOf(pid)
+	if err != nil {
+		return err
+	}
+	if python.minor >= 14 {
+		out, err := exec.CommandContext(ctx, exe, "-I", "-c", "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])", strconv.Itoa(pid), script).CombinedOutput()
+		if err == nil {
+			return nil
+		}
+		last := strings.TrimSpace(string(out))
+		return &RefusedError{"E_REMOTE_OFF", fmt.Sprintf("PID %d runs Python 3.%d, and sys.remote_exec failed: %s. Start it with culprit probe run.", pid, python.minor, last[strings.LastIndexByte(last, '\n')+1:])}
+	}
+	return queueCall(pid, python, "exec(compile(open("+pythonString(script)+").read(), "+pythonString(script)+", 'exec'))\n")
+}
+
+// await polls for an agent's answer.
+func await(ctx context.Context, pid int, answered func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
+	defer cancel()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if done, err := answered(); done || err != nil {
+			return err
+		}
+		if startTicks(pid) == 0 {
+			return &RefusedError{"E_PROC_GONE", fmt.Sprintf("PID %d exited while it was being attached to or detached from.", pid)}
+		}
+		select {
+		case <-ctx.Done():
+			return &RefusedError{"E_NO_SAFEPOINT", fmt.Sprintf(
+				"queued, but the main thread of PID %d has not reached a safe point for %.0f s (it is in %s). Send it one request. The queued call stays and will run then.",
+				pid, replyTimeout.Seconds(), waitsIn(pid))}
+		case <-poll.C:
+		}
+	}
+}
+
+// waitsIn names what a process's main thread waits in, as far as the kernel
+// tells.
+func waitsIn(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
+	if name := strings.TrimSpace(string(b)); err == nil && name != "" && name != "0" {
+		return name
+	}
+	return "a system call, or native code"
+}
+
+// interpreter is where CPython is in a process.
+type interpreter struct {
+	path  string // of the file with its code, as we reach it
+	base  uint64 // where that is mapped
+	minor int    // of Python 3
+}
+
+var pythonName = regexp.MustCompile(`(?:^|/)(?:lib)?python(3)\.(\d+)[a-z]*(?:\.so.*)?$`)
+
+// interpreterOf finds CPython in a process's memory map: its library, or the
+// program itself.
+func interpreterOf(pid int) (interpreter, error) {
+	var in interpreter
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if errors.Is(err, os.ErrPermission) {
+		return in, notPermitted(pid)
+	}
+	if err != nil {
+		return in, &RefusedError{"E_PROC_GONE", fmt.Sprintf("PID %d: %v", pid, err)}
+	}
+	library := false
+	for line := range strings.Lines(string(maps)) {
+		// 7f0-7f1 r-xp 00000000 08:01 1234   /usr/lib/libpython3.11.so.1.0
+		fields := strings.Fields(line)
+		if len(fields) < 6 || fields[2] != "00000000" {
+			continue
+		}
+		m := pythonName.FindStringSubmatch(fields[5])
+		if m == nil {
+			continue
+		}
+		isLibrary := strings.Contains(filepath.Base(fields[5]), ".so")
+		if in.path != "" && (library || !isLibrary) {
+			continue
+		}
+		start, _, _ := strings.Cut(fields[0], "-")
+		if in.base, err = strconv.ParseUint(start, 16, 64); err != nil {
+			continue
+		}
+		in.path, library = fmt.Sprintf("/proc/%d/root%s", pid, fields[5]), isLibrary
+		in.minor, err = strconv.Atoi(m[2])
+		if err != nil {
+			return in, fmt.Errorf("attach: %s: %w", fields[5], err)
+		}
+	}
+	switch {
+	case in.path == "":
+		return in, &RefusedError{"E_NOT_PYTHON", fmt.Sprintf("PID %d is no Python process: neither python3.x nor libpython3.x is mapped.", pid)}
+	case in.minor < 11:
+		return in, &RefusedError{"E_NOT_PYTHON", fmt.Sprintf("PID %d runs Python 3.%d; probes want 3.11 or newer.", pid, in.minor)}
+	}
+	return in, nil
+}
+
+func notPermitted(pid int) error {
+	scope := "unknown"
+	if b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); err == nil {
+		scope = strings.TrimSpace(string(b))
+	} else if errors.Is(err, os.ErrNotExist) {
+		scope = "none"
+	}
+	return &RefusedError{"E_PTRACE", fmt.Sprintf(
+		"not permitted to trace PID %d (yama ptrace_scope=%s, CAP_SYS_PTRACE missing). In Docker: --cap-add SYS_PTRACE; or start the server with \"culprit probe run\".", pid, scope)}
+}

@@ -1,0 +1,16 @@
+//go:build !unix
+
+package probe
+
+import (
+	"io"
+	"os"
+)
+
+func mapped(f *os.File, decode func([]byte) (*counters, error)) (*counters, error) {
+	b := make([]byte, fileSize)
+	if _, err := io.ReadFull(f, b); err != nil {
+		return nil, err
+	}
+	return guarded(b, decode)
+}

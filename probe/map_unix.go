@@ -1,0 +1,20 @@
+//go:build unix
+
+package probe
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapped shows decode a counter file as it is in memory: only so are 8 bytes
+// read at once.
+func mapped(f *os.File, decode func([]byte) (*counters, error)) (*counters, error) {
+	b, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Munmap(b) //nolint:errcheck // it was mapped
+	return guarded(b, decode)
+}
