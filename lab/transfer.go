@@ -102,7 +102,7 @@ func (r *rank) part(s *sequence) {
 		return
 	}
 	s.transfer.Abort()
-	if r.strikes(fault.EarlyRelease, 0) { // the bug: the other side doesn't know yet
+	if r.strikes(fault.EarlyRelease, r.sched.Running()) { // the bug: the other side doesn't know yet
 		r.sched.Remove(&s.Request)
 		return
 	}

@@ -88,7 +88,7 @@ func waitOps(ts *testscript.TestScript, neg bool, args []string) {
 	if _, err := fmt.Sscan(args[1], &want); neg || err != nil {
 		ts.Fatalf("usage: waitops FILE N")
 	}
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if countOps(ts.MkAbs(args[0])) >= want {
 			return
 		}
