@@ -2,8 +2,10 @@ package lab
 
 import (
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -13,15 +15,6 @@ import (
 	"github.com/culprit-project/culprit/lab/fault"
 	"github.com/culprit-project/culprit/lab/model"
 )
-
-func parseFaults(tb testing.TB, specs ...string) *fault.Set {
-	tb.Helper()
-	s, err := fault.Parse(specs, 1)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return s
-}
 
 // wave submits requests at once and returns their replies when all have ended.
 // It doesn't look at the books, which some faults make wrong.
@@ -61,7 +54,7 @@ func TestFaultsOff(t *testing.T) {
 		for _, option := range []string{",rate=0", ",when=toggle.A && toggle.B && batch > 4"} {
 			e := testEngine(t, Config{
 				MaxTokens: 640, PageSize: 16, MaxRunning: 8, HostTokens: 4096, IndexDType: model.BF16, DecodeSteps: 5,
-				Faults: parseFaults(t, entry.Name+option), Toggle: []string{"A"},
+				Faults: faults(t, entry.Name+option), Toggle: []string{"A"},
 			})
 			if n := wrong(wave(t, e, requests(16)), alone()[model.BF16]); n > 0 {
 				t.Errorf("%s%s: %d replies of 16 are wrong", entry.Name, option, n)
@@ -106,7 +99,7 @@ func TestFaultsStrike(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			test.config.Faults = parseFaults(t, test.spec)
+			test.config.Faults = faults(t, test.spec)
 			e := testEngine(t, test.config)
 			n := 0
 			for range 3 {
@@ -126,7 +119,7 @@ func TestFaultsStrike(t *testing.T) {
 // TestPoisonLasts: one event is enough, and from then on every token of every
 // reply is the same.
 func TestPoisonLasts(t *testing.T) {
-	e := testEngine(t, Config{Faults: parseFaults(t, "poison,when=requests == 41")})
+	e := testEngine(t, Config{Faults: faults(t, "poison,when=requests == 41")})
 	if n := wrong(wave(t, e, requests(40)), alone()[model.FP8]); n > 0 {
 		t.Fatalf("%d replies are wrong before the event", n)
 	}
@@ -142,7 +135,7 @@ func TestPoisonLasts(t *testing.T) {
 
 // TestSlowDecayIsSlow: the share of wrong replies grows.
 func TestSlowDecayIsSlow(t *testing.T) {
-	e := testEngine(t, Config{MaxTokens: 2048, PageSize: 16, MaxRunning: 8, NoRadix: true, Faults: parseFaults(t, "slow-decay,rate=0.1")})
+	e := testEngine(t, Config{MaxTokens: 2048, PageSize: 16, MaxRunning: 8, NoRadix: true, Faults: faults(t, "slow-decay,rate=0.1")})
 	var counts []int
 	for range 8 {
 		counts = append(counts, wrong(wave(t, e, requests(40)), alone()[model.FP8]))
@@ -166,7 +159,7 @@ func TestBatchNumericsIsRounding(t *testing.T) {
 					all, want = append(all, r), append(want, alone()[model.FP8][i])
 				}
 			}
-			e := testEngine(t, Config{NoGraph: noGraph, Faults: parseFaults(t, "batch-numerics,when=batch > 1")})
+			e := testEngine(t, Config{NoGraph: noGraph, Faults: faults(t, "batch-numerics,when=batch > 1")})
 			moved, most := 0, 0.0
 			for i, got := range wave(t, e, all) {
 				for j, token := range got.Tokens {
@@ -201,7 +194,7 @@ func BenchmarkWave80(b *testing.B) {
 	}
 	engines := []*Engine{
 		testEngine(b, Config{MaxTokens: 16384, NoOverlap: true}),
-		testEngine(b, Config{MaxTokens: 16384, NoOverlap: true, Faults: parseFaults(b, specs...)}),
+		testEngine(b, Config{MaxTokens: 16384, NoOverlap: true, Faults: faults(b, specs...)}),
 	}
 	all := requests(80)
 	fastest := make([]time.Duration, len(engines))
@@ -223,4 +216,20 @@ func BenchmarkWave80(b *testing.B) {
 	}
 	b.ReportMetric(float64(fastest[0].Microseconds()), "us/wave")
 	b.ReportMetric(100*float64(fastest[1])/float64(fastest[0]), "%armed")
+}
+
+// TestExpressionErrors: an expression that fails is logged and counted, once.
+func TestExpressionErrors(t *testing.T) {
+	var log strings.Builder
+	e := testEngine(t, Config{Faults: faults(t, "poison,when=requests % cancels == 0"), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	all := requests(80)[:3]
+	if got := wave(t, e, all); wrong(got, alone()[model.FP8]) > 0 {
+		t.Error("a fault struck whose expression failed")
+	}
+	if n := e.Stats().ExpressionErrors; n != 1 {
+		t.Errorf("%d errors are counted", n)
+	}
+	if text := log.String(); strings.Count(text, "an expression failed") != 1 || !strings.Contains(text, "fault poison: ") {
+		t.Errorf("the log says %q", text)
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/culprit-project/culprit/lab/fault"
@@ -163,6 +164,8 @@ type Engine struct {
 	closed bool
 	stats  Stats
 	wake   chan struct{}
+
+	expressionErrors atomic.Uint64
 }
 
 // New makes an engine with an empty cache.
@@ -177,6 +180,10 @@ func New(c Config) (*Engine, error) {
 		return nil, fmt.Errorf("lab: the vocabulary has %d tokens, the weights are for %d", c.Tokenizer.Size(), c.Model.Vocab)
 	}
 	e := &Engine{wake: make(chan struct{}, 1)}
+	c.Faults.Report(func(err error) {
+		e.expressionErrors.Add(1)
+		c.Logger.Error("an expression failed, and its fault strikes no more", slog.Any("error", err))
+	})
 	var g *group
 	if c.Ranks > 1 {
 		g = newGroup(c.Ranks, c.CollectiveLimit)

@@ -27,6 +27,8 @@ type Stats struct {
 	Waits           host.Waits
 	Copies          []host.Copies // none where there is no host tier
 
+	ExpressionErrors uint64 // faults whose expression failed, such as by a division by zero
+
 	PrefillCounts model.Counts
 	Decoder       model.DecodeStats
 }
@@ -53,6 +55,7 @@ func (e *Engine) Stats() Stats {
 	defer e.mu.Unlock()
 	s := e.stats
 	s.Ended, s.Polls = maps.Clone(s.Ended), maps.Clone(s.Polls)
+	s.ExpressionErrors = e.expressionErrors.Load()
 	return s
 }
 

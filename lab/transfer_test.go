@@ -184,10 +184,11 @@ func (n *network) close() {
 	n.wg.Wait()
 }
 
-// wait waits for something that other goroutines do.
+// wait waits for something that other goroutines do. Its limit is for what never
+// comes: a machine that does much else may take very long.
 func wait(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for range 4000 {
+	for range 40_000 {
 		if ok() {
 			return
 		}
@@ -262,10 +263,32 @@ func expected(t *testing.T, r Request) reply {
 // rowBytes is what a page of 16 tokens has in all layers.
 const rowBytes = model.Layers * 16 * model.RowDim * 4
 
+// patience is a time in which this machine, as busy as it is now, does several
+// times what the transfers of some prompts take: who waits longer waits for
+// something that doesn't come.
+func patience(t *testing.T) time.Duration {
+	t.Helper()
+	c := Config{PageSize: 16, ChunkTokens: 64}
+	p := newPair(t, c, c)
+	defer p.stop()
+	began := time.Now()
+	for i := range 2 {
+		_, s, err := p.submit(t.Context(), long("", 200, uint64(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(s); got.Reason == Failed {
+			t.Fatal(s.Ending().Err)
+		}
+	}
+	return time.Second + 5*time.Since(began)
+}
+
 // TestPairFailures: whatever happens in the middle of transfers, every request
 // ends on both sides, what had been transferred and what comes later is right,
 // and nothing is left.
 func TestPairFailures(t *testing.T) {
+	patience := patience(t)
 	tests := []struct {
 		name      string
 		transfer  TransferConfig
@@ -279,10 +302,10 @@ func TestPairFailures(t *testing.T) {
 			p.prefill.Abort("", true)
 		}},
 		{"the connections are cut", TransferConfig{}, true, func(_ *testing.T, p *pair) { p.network.cut() }},
-		{"a connection stalls", TransferConfig{Heartbeat: 100 * time.Millisecond}, true, func(t *testing.T, p *pair) {
+		{"a connection stalls", TransferConfig{Heartbeat: patience / 3}, true, func(t *testing.T, p *pair) {
 			wait(t, "an end to patience", func() bool { return p.decode.Stats().Ended[Failed] > 0 })
 		}},
-		{"it takes too long", TransferConfig{Timeout: 3 * time.Second}, true, func(t *testing.T, p *pair) {
+		{"it takes too long", TransferConfig{Timeout: patience}, true, func(t *testing.T, p *pair) {
 			wait(t, "an end to patience", func() bool { return p.decode.Stats().Ended[Failed] > 0 })
 		}},
 	}
@@ -348,9 +371,10 @@ func TestPairFailures(t *testing.T) {
 
 // TestPairOfDead: requests end when one of the two servers does.
 func TestPairOfDead(t *testing.T) {
+	patience := patience(t)
 	for _, side := range []string{"prefill", "decode"} {
 		t.Run(side, func(t *testing.T) {
-			c := Config{PageSize: 16, Transfer: TransferConfig{Timeout: time.Second}}
+			c := Config{PageSize: 16, Transfer: TransferConfig{Timeout: patience}}
 			p := newPair(t, c, c)
 			p.network.hold(10 * rowBytes)
 			first, second, err := p.submit(t.Context(), long("", 200, 1))

@@ -202,6 +202,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) *failure {
 		ended = append(ended, row{fmt.Sprintf("outcome=%q", reason), stats.Ended[reason]})
 	}
 	m.add("counter", "num_requests_total", "Requests that ended.", ended...)
+	m.add("counter", "expression_errors_total", "Expressions of the command line that failed; the log says why.", row{value: stats.ExpressionErrors})
 	m.add("counter", "tool_replies_total", "Replies in which tool calls were looked for, by their markup: none, as taught, forgiven, or not a call.",
 		row{`markup="none"`, s.markup.none.Load()}, row{`markup="strict"`, s.markup.strict.Load()},
 		row{`markup="lenient"`, s.markup.lenient.Load()}, row{`markup="malformed"`, s.markup.malformed.Load()})

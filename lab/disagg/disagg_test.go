@@ -143,6 +143,30 @@ func TestRooms(t *testing.T) {
 	until(t, "the end", func() bool { return s.Poll() == Success && r.Poll() == Success })
 }
 
+// TestLateHalf: whoever comes to a room that the other side has left hears of it,
+// and doesn't wait until the time is over.
+func TestLateHalf(t *testing.T) {
+	p, d, address := ends(t, Config{Cache: cache(8)}, Config{Cache: cache(8)})
+	s := p.Open(7)
+	s.Abort()
+	r := d.Open(address, 7, []int32{1})
+	until(t, "the decode side's failure", func() bool { return r.Poll() == Failed && r.Idle() })
+	if err := r.Err(); err == nil || !strings.Contains(err.Error(), errAborted.Error()) {
+		t.Error(err)
+	}
+	r = d.Open(address, 8, []int32{1})
+	until(t, "the decode side", func() bool { return p.Rooms() == 1 })
+	r.Abort()
+	until(t, "the abort's end", r.Idle)
+	s = p.Open(8)
+	if err := s.Err(); s.Poll() != Failed || err == nil || !strings.Contains(err.Error(), "gave it up") {
+		t.Errorf("%v: %v", s.Poll(), err)
+	}
+	if p.Rooms()+d.Rooms() != 0 || len(p.rooms) != 0 {
+		t.Errorf("%d and %d rooms are left, and %d that were left by one side", p.Rooms(), d.Rooms(), len(p.rooms))
+	}
+}
+
 // TestUnlikeSides: servers that don't fit each other say what differs.
 func TestUnlikeSides(t *testing.T) {
 	other := cache(8)

@@ -19,7 +19,7 @@ type Prefill struct {
 	counts counts
 
 	mu     sync.Mutex
-	rooms  map[uint64]*Sender // that haven't ended
+	rooms  map[uint64]*Sender // that haven't ended, or whose other half hasn't heard of it
 	links  map[*link]bool
 	closed bool
 	wg     sync.WaitGroup
@@ -38,7 +38,8 @@ type Sender struct {
 	// Guarded by p.mu.
 	state  State
 	err    error
-	opened bool    // by the engine; else only the decode side has come
+	opened bool    // by the engine
+	asked  bool    // the decode side has come
 	link   *link   // nil before the decode side has come
 	pages  []int32 // its pages
 	jobs   int     // queued or being written
@@ -140,11 +141,15 @@ func (p *Prefill) requested(l *link, room uint64, pages []int32) {
 	switch {
 	case s == nil:
 		s = p.add(room)
+	case s.state == Failed:
+		l.frame(failed, 0, room, []byte(s.err.Error()))
+		s.forget()
+		return
 	case s.link != nil:
 		l.frame(failed, 0, room, []byte("the room is in use"))
 		return
 	}
-	s.link, s.pages = l, pages
+	s.link, s.pages, s.asked = l, pages, true
 	if s.opened {
 		s.move(WaitingForInput)
 		s.timer.Stop()
@@ -200,6 +205,10 @@ func (p *Prefill) add(room uint64) *Sender {
 	s.timer = time.AfterFunc(p.config.Timeout, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if s.state == Failed {
+			s.forget()
+			return
+		}
 		s.fail(fmt.Errorf("nothing happened for %v, it was %v", p.config.Timeout, s.state))
 	})
 	return s
@@ -217,6 +226,8 @@ func (p *Prefill) Open(room uint64) *Sender {
 		s = p.add(room)
 	case s.opened:
 		return &Sender{p: p, room: room, err: errors.New("the room is in use")}
+	case s.state == Failed:
+		s.forget()
 	default:
 		s.move(WaitingForInput)
 		s.timer.Stop()
@@ -345,7 +356,8 @@ func (s *Sender) Abort() {
 	s.fail(errAborted)
 }
 
-// fail ends a transfer that hasn't ended, and tells the other side.
+// fail ends a transfer that hasn't ended, and tells the other side. If only one
+// half has come, the other hears of it when it comes.
 func (s *Sender) fail(err error) {
 	if s.state == Failed || s.state == Success {
 		return
@@ -356,7 +368,11 @@ func (s *Sender) fail(err error) {
 		s.link.frame(failed, 0, s.room, []byte(err.Error()))
 	}
 	s.move(Failed)
-	s.forget()
+	if s.opened == s.asked || s.p.closed {
+		s.forget()
+	} else {
+		s.timer.Reset(s.p.config.Timeout)
+	}
 }
 
 func (s *Sender) forget() {
@@ -375,7 +391,13 @@ func (s *Sender) move(to State) {
 func (p *Prefill) Rooms() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.rooms)
+	n := 0
+	for _, s := range p.rooms {
+		if s.state != Failed {
+			n++
+		}
+	}
+	return n
 }
 
 // Stats returns the counts so far.
@@ -387,6 +409,7 @@ func (p *Prefill) Close() {
 	p.closed = true
 	for _, s := range p.rooms {
 		s.fail(errClosed)
+		s.forget()
 	}
 	for l := range p.links {
 		l.close(errClosed)

@@ -20,7 +20,10 @@ import (
 
 // Set is the faults of one server. A nil Set has none. It may be used by any
 // number of goroutines.
-type Set struct{ armed [count]*armed }
+type Set struct {
+	armed  [count]*armed
+	report func(error)
+}
 
 // armed is a fault that was asked for.
 type armed struct {
@@ -126,30 +129,42 @@ func ByName(name string) (Fault, error) {
 // Has reports whether a fault is set, whenever it may strike.
 func (s *Set) Has(f Fault) bool { return s != nil && s.armed[f] != nil }
 
+// Report has f called with the error of each expression that fails, at most one
+// for a fault, by the goroutine that asked. It must be set before the first On;
+// a copy doesn't report.
+func (s *Set) Report(f func(error)) {
+	if s != nil {
+		s.report = f
+	}
+}
+
 // On reports whether a fault strikes now: it is set, its expression holds, and
 // the draw of its rate says so.
 func (s *Set) On(f Fault, env *Env) bool {
 	if s == nil || s.armed[f] == nil {
 		return false
 	}
-	return s.armed[f].on(env)
+	strikes, err := s.armed[f].on(env)
+	if err != nil && s.report != nil {
+		s.report(fmt.Errorf("fault %v: %w", f, err))
+	}
+	return strikes
 }
 
-func (a *armed) on(env *Env) bool {
+func (a *armed) on(env *Env) (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.when != nil {
 		result, err := a.vm.Run(a.when, env)
 		if err != nil {
-			a.err = errors.Join(a.err, err)
-			a.when = never
-			return false
+			a.err, a.when = err, never
+			return false, err
 		}
 		if !result.(bool) { // compile says so
-			return false
+			return false, nil
 		}
 	}
-	return a.rate == 1 || a.rng.Float64() < a.rate
+	return a.rate == 1 || a.rng.Float64() < a.rate, nil
 }
 
 // Rate is how often a fault strikes where it could: 0 if it isn't set.

@@ -169,8 +169,13 @@ func TestFailingExpression(t *testing.T) {
 	if !s.On(Poison, &Env{Requests: 4, Cancels: 2}) {
 		t.Fatal("it doesn't strike where it should")
 	}
-	if s.On(Poison, &Env{}) {
+	var reported []error
+	s.Report(func(err error) { reported = append(reported, err) })
+	if s.On(Poison, &Env{}) || s.On(Poison, &Env{}) {
 		t.Error("it strikes though its expression failed")
+	}
+	if len(reported) != 1 || reported[0].Error() != s.Err().Error() {
+		t.Errorf("reported %v, want once %v", reported, s.Err())
 	}
 	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "fault poison: ") {
 		t.Error(err)
