@@ -171,8 +171,10 @@ func TestFailingExpression(t *testing.T) {
 	}
 	var reported []error
 	s.Report(func(err error) { reported = append(reported, err) })
-	if s.On(Poison, &Env{}) || s.On(Poison, &Env{}) {
-		t.Error("it strikes though its expression failed")
+	for range 2 {
+		if s.On(Poison, &Env{}) {
+			t.Error("it strikes though its expression failed")
+		}
 	}
 	if len(reported) != 1 || reported[0].Error() != s.Err().Error() {
 		t.Errorf("reported %v, want once %v", reported, s.Err())
