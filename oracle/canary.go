@@ -15,6 +15,7 @@ const ForeignCanary Class = "ForeignCanary"
 
 // Canary looks for every session's canary in every reply: control, main or
 // recovery, at work, finished or not begun. The header alone tells them all.
+// Traffic that was recorded, not made by us, has none; see foundObserver.
 var Canary = Oracle{
 	Name:    "canary",
 	Classes: []Class{ForeignCanary},
@@ -39,6 +40,9 @@ type canaryOwner struct {
 }
 
 func newCanaryObserver(h history.Header) Observer {
+	if h.RunKey == "" {
+		return newFoundObserver()
+	}
 	o := &canaryObserver{seen: map[string]bool{}}
 	key, err := hex.DecodeString(h.RunKey)
 	if err != nil || len(key) == 0 {

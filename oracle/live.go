@@ -24,6 +24,13 @@ func NewLive(h history.Header) *Live { return &Live{judgement: newJudgement(h, R
 // Op judges one op and says whether it shows damage, as far as can be told
 // now.
 func (l *Live) Op(op *history.Op) bool {
+	damaged, _ := l.Violations(op)
+	return damaged
+}
+
+// Violations judges one op and names the classes of what it shows, numerics
+// left out. damaged says that one of them means corruption.
+func (l *Live) Violations(op *history.Op) (damaged bool, classes []Class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	rec := l.judgement.rec
@@ -34,11 +41,16 @@ func (l *Live) Op(op *history.Op) bool {
 	if w.trials&corrupt != 0 {
 		count.Judged++
 	}
+	for i, t := range rec.classes {
+		if w.violations&(1<<i) != 0 && t.rule.Means != Numerics {
+			classes = append(classes, t.rule.Class)
+		}
+	}
 	if w.violations&corrupt == 0 {
-		return false
+		return false, classes
 	}
 	count.Broken++
-	return true
+	return true, classes
 }
 
 // Counts says what was found so far, under load and in the control arm.

@@ -40,7 +40,9 @@ var ToolCall = Oracle{
 // markup is what the common families of models write around tool calls, and
 // what is left of it when it is damaged. None of it belongs into what a user
 // or a program reads: a server takes it out when it turns it into tool_calls.
-var markup = mustAutomaton([]string{
+var markup = mustAutomaton(markupLiterals)
+
+var markupLiterals = []string{
 	"DSML", "<｜", "｜>", "tool▁call", "function<｜", // DeepSeek: fullwidth bars
 	"<tool_call", "</tool_call", "<function=", "</function>", "<parameter=", "</parameter>", // Hermes, Qwen, and others in their wake
 	"<tools>", "</tools>", "<TOOLCALL>", "</TOOLCALL>", "<function_call", "</function_call", "<start_function_call>",
@@ -49,7 +51,11 @@ var markup = mustAutomaton([]string{
 	"<|python_tag|>", "<|tool_call", "<|tool▁", "<|tool_response", "<|action_start|>", "<|action_end|>", "<|plugin|>", "<|interpreter|>", // Llama, Kimi, InternLM
 	"<|START_ACTION|>", "<|END_ACTION|>", // Command
 	"<|channel|>", "<|message|>", "<|call|>", "<|constrain|>", "to=functions.", // Harmony
-})
+}
+
+// Markup returns what the oracles know of models' own control text: call
+// markup, and special tokens that don't have the form <|...|>.
+func Markup() []string { return slices.Concat(markupLiterals, bracketTokens, angleTokens) }
 
 // mustAutomaton compiles literals that are known to be good.
 func mustAutomaton(literals []string) *ahocorasick.Automaton {

@@ -37,6 +37,7 @@ type commands struct {
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Probe     probeCommand     `cmd:"" help:"Count which code paths of a live Python server run, how often, with which labels."`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
+	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`

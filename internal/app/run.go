@@ -210,6 +210,9 @@ func (o *RunOptions) workload() (workload.Plan, error) {
 // describe says in one line what a plan sends.
 func describe(p experiment.Plan) string {
 	w := p.Workload
+	if w.Kind == recorded {
+		return "recorded traffic"
+	}
 	text := fmt.Sprintf("%s: %d sessions x %d rounds", w.Kind, w.Sessions, w.Rounds)
 	if w.ContextLines > 0 {
 		text += fmt.Sprintf(", %d lines of context", w.ContextLines)
