@@ -17,7 +17,7 @@ var layers = [][]string{
 	{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
 	{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
 	{"load", "record", "suspect", "lab/host", "lab/sched", "hypothesis"},
-	{"experiment", "lab/disagg"},
+	{"experiment", "investigate", "lab/disagg"},
 	{"report", "bundle", "lab"},
 	{"internal/app", "lab/api"},
 	{"internal/mcp"},

@@ -11,9 +11,10 @@ import (
 
 // ledgerCommands are those on what is believed of a case.
 type ledgerCommands struct {
-	Hypothesis hypothesisCommand `cmd:"" help:"What is believed of a case, with predictions that evidence judges."`
-	Bundle     bundleCommand     `cmd:"" help:"What a maintainer needs: verdict, stand-alone repro, history, configuration, logs."`
-	MCP        mcpCommand        `cmd:"" name:"mcp" help:"The same as tools for an agent, by the Model Context Protocol."`
+	Hypothesis  hypothesisCommand  `cmd:"" help:"What is believed of a case, with predictions that evidence judges."`
+	Bundle      bundleCommand      `cmd:"" help:"What a maintainer needs: verdict, stand-alone repro, history, configuration, logs."`
+	MCP         mcpCommand         `cmd:"" name:"mcp" help:"The same as tools for an agent, by the Model Context Protocol."`
+	Investigate investigateCommand `cmd:"" help:"Ask agents and models what may be the cause; their claims are checked against the deployed source."`
 }
 
 type hypothesisCommand struct {
