@@ -138,7 +138,7 @@ func Hunt(s *term.Screen, f experiment.Result, trials []experiment.Trial, dir st
 	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%d launches, %d judged requests, %s", f.Launches, f.Requests, term.Duration(total(trials))))
 	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", dir, experiment.FindingFile))
 	if f.Status == search.Found && len(trials) > 0 {
-		paragraph(s, "  see     ", "          ", fmt.Sprintf("culprit check %s/%s", dir, worstTrial(trials).Dir))
+		s.Printf("  see     culprit check %s\n", quoted(dir+"/"+worstTrial(trials).Dir))
 	}
 }
 

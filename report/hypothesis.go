@@ -221,7 +221,7 @@ func Next(s *term.Screen, space design.Space, all Standing, list []hypothesis.Ex
 		tree(s, space, e, "  ")
 	}
 	s.Printf("\n")
-	paragraph(s, "", "  ", "run it: culprit hunt --hypotheses "+at)
+	s.Printf("run it:\n  culprit hunt --hypotheses %s\n", quoted(at))
 }
 
 func experimentText(s *term.Screen, space design.Space, e hypothesis.Experiment) string {

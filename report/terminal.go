@@ -186,8 +186,11 @@ func classes(s *term.Screen, v *oracle.Verdict) {
 	if len(rows) > 1 {
 		s.Printf("%s", s.Table(align+"l", rows))
 	}
-	if quiet > 0 {
+	switch {
+	case quiet > 0 && len(rows) > 1:
 		paragraph(s, "  ", "  ", fmt.Sprintf("%d others were tried and stayed quiet.", quiet))
+	case quiet > 0:
+		paragraph(s, "  ", "  ", fmt.Sprintf("All %d that were tried stayed quiet.", quiet))
 	}
 	if text := falseAlarms(v); text != "" {
 		paragraph(s, "  ", "  ", "False alarms, as measured: "+text+".")

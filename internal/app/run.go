@@ -266,7 +266,9 @@ func progress(s *term.Screen) func(experiment.Progress) {
 		if p.Phase == history.Control {
 			now, alone = p.Control, oracle.Count{}
 		}
-		text += fmt.Sprintf(", %d of %d replies wrong", now.Broken, now.Judged)
+		if now.Judged > 0 {
+			text += fmt.Sprintf(", %d of %d replies wrong", now.Broken, now.Judged)
+		}
 		if alone.Judged > 0 {
 			text += fmt.Sprintf(", alone %.0f%%", 100*float64(alone.Broken)/float64(alone.Judged))
 		}
