@@ -122,7 +122,7 @@ func (j *judgement) wereAnswered() Assumption {
 	}
 	worst := slices.MaxFunc(append([]ErrorCount{{}}, main.Errors...), func(a, b ErrorCount) int { return cmp.Compare(a.Ops, b.Ops) })
 	if worst.Ops > 0 {
-		a.Found += fmt.Sprintf(", %d of them with %q (op %d)", worst.Ops, worst.Message, worst.Example)
+		a.Found += fmt.Sprintf(", %d of them with “%s” (op %d)", worst.Ops, worst.Message, worst.Example)
 	}
 	switch {
 	case refused >= broken && refused > 0:

@@ -85,3 +85,23 @@ func TestAround(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// TestErrorCounts: the same words with other numbers are one error, another
+// status is another.
+func TestErrorCounts(t *testing.T) {
+	var p phases
+	for i, failure := range []struct {
+		status int
+		text   string
+	}{{400, "the prompt has 1241 tokens"}, {400, "the prompt has 900 tokens"}, {500, "the prompt has 900 tokens"}, {400, "no such model"}} {
+		p.op(&View{Op: &history.Op{ID: int64(i + 1), Phase: history.Main, Outcome: history.Failed, Status: failure.status, Error: failure.text}, Reply: &openai.Reply{}})
+	}
+	var got []string
+	for _, e := range p.results()[0].Errors {
+		got = append(got, fmt.Sprintf("%d x %s (op %d)", e.Ops, e.Message, e.Example))
+	}
+	want := []string{"2 x the prompt has 1241 tokens (op 1)", "1 x the prompt has 900 tokens (op 3)", "1 x no such model (op 4)"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/culprit-project/culprit/history"
@@ -99,11 +101,24 @@ type PhaseResult struct {
 	Total            *Percentiles            `json:"total,omitempty"`
 }
 
-// ErrorCount is one message and how many ops ended with it.
+// ErrorCount is one message and how many ops ended with it, or with the same
+// words and other numbers.
 type ErrorCount struct {
-	Message string `json:"message"`
+	Message string `json:"message"` // the example's
 	Ops     int    `json:"ops"`
 	Example int64  `json:"example"` // an op that did
+	words   string
+}
+
+// words is a message of a status without its numbers: a prompt's length, a
+// port or an address in it make no other error.
+func words(status int, message string) string {
+	return strconv.Itoa(status) + strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, message)
 }
 
 // maxErrors is how many different messages a phase keeps; what comes later is
@@ -182,12 +197,13 @@ func (t *phaseTally) failed(v *View) {
 		message = v.Reply.Err.Message
 	}
 	message = clip(message, 300)
-	i := slices.IndexFunc(t.Errors, func(e ErrorCount) bool { return e.Message == message })
+	shape := words(v.Op.Status, message)
+	i := slices.IndexFunc(t.Errors, func(e ErrorCount) bool { return e.words == shape })
 	switch {
 	case i >= 0:
 		t.Errors[i].Ops++
 	case len(t.Errors) < maxErrors:
-		t.Errors = append(t.Errors, ErrorCount{Message: message, Ops: 1, Example: v.Op.ID})
+		t.Errors = append(t.Errors, ErrorCount{Message: message, Ops: 1, Example: v.Op.ID, words: shape})
 	}
 }
 

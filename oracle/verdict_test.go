@@ -212,7 +212,7 @@ func TestVerdict(t *testing.T) {
 			if op.Session%3 == 0 {
 				op.Outcome, op.Status, op.Error = history.Failed, 400, "HTTP 400: no such model"
 			}
-		}}, Inconclusive, `108 of 320 ops failed, 108 of them with "HTTP 400: no such model" (op 1); the server refuses`},
+		}}, Inconclusive, `108 of 320 ops failed, 108 of them with “HTTP 400: no such model” (op 1); the server refuses`},
 		{"the server is gone", play{main: nothing, op: func(op *history.Op) {
 			op.Outcome, op.Status, op.Error = history.Failed, 0, "connection refused"
 		}}, Inconclusive, "is the server up"},

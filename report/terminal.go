@@ -131,7 +131,7 @@ func phases(s *term.Screen, v *oracle.Verdict) {
 	}
 	for _, p := range v.Phases {
 		for _, e := range p.Errors {
-			paragraph(s, "  ", "    ", fmt.Sprintf("%s: %d x %s (op %d)", p.Phase, e.Ops, term.Safe(e.Message), e.Example))
+			paragraph(s, "  ", "    ", fmt.Sprintf("%s: %d x “%s” (op %d)", p.Phase, e.Ops, term.Safe(e.Message), e.Example))
 		}
 	}
 }
