@@ -763,3 +763,23 @@ func (c *Case) LevelOf(a *target.Attestation, factor string) string {
 	}
 	return found
 }
+
+// Override puts settings of the workload and of the load, by their names in a
+// case, in the place of the case's own.
+func (c *Case) Override(settings map[string]any) error {
+	for name, value := range settings {
+		if slices.ContainsFunc(c.Space.Factors, func(f design.Factor) bool { return f.ClientSide && f.Name == name }) {
+			return fmt.Errorf("%s is a factor of %s, so it can't be set", name, c.Path)
+		}
+		if slices.Contains(loadSettings, name) {
+			c.load[name] = value
+		} else {
+			c.knobs[name] = value
+		}
+	}
+	_, err := c.Render(c.Space.Failing())
+	return err
+}
+
+// ReadyWithin sets how long servers have to become ready; 0 changes nothing.
+func (c *Case) ReadyWithin(d time.Duration) { c.ready.Timeout = cmp.Or(d, c.ready.Timeout) }

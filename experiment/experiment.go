@@ -62,6 +62,7 @@ type Options struct {
 	// Watch, if there is one, puts what else happens into the history, until
 	// its context ends. start is the history's time 0.
 	Watch  func(ctx context.Context, start time.Time, emit func(*history.Event) error)
+	Ops    func(oracle.OpResult) // is told of what became of each op, once it was judged; nil for nobody
 	Logger *slog.Logger
 }
 
@@ -92,7 +93,7 @@ func Run(ctx context.Context, o Options) (*oracle.Verdict, error) {
 	if err := record(ctx, o); err != nil {
 		return nil, err
 	}
-	return Judge(o.Dir)
+	return judge(o.Dir, o.Ops)
 }
 
 // makeDir makes a run directory. One that holds nothing but the logs of the
@@ -218,13 +219,15 @@ func (p *Plan) header(now time.Time) (history.Header, error) {
 
 // Judge judges a run directory's history by today's oracles and writes the
 // verdict into it, in place of an older one.
-func Judge(dir string) (*oracle.Verdict, error) {
+func Judge(dir string) (*oracle.Verdict, error) { return judge(dir, nil) }
+
+func judge(dir string, ops func(oracle.OpResult)) (*oracle.Verdict, error) {
 	r, err := history.Open(filepath.Join(dir, HistoryFile))
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	v, err := oracle.Judge(r, oracle.Options{})
+	v, err := oracle.Judge(r, oracle.Options{Ops: ops})
 	if err != nil {
 		return nil, err
 	}

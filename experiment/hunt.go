@@ -214,6 +214,7 @@ type hunt struct {
 	fixed  design.Arm   // what isn't, since it takes no effect
 	server *target.Launched
 	before *target.Attestation // of the running server
+	ops    func(oracle.OpResult)
 }
 
 func (h *hunt) show(s Step) {
@@ -344,7 +345,7 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	}
 	var movement target.Movement
 	started := time.Now()
-	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger, Watch: h.watch(server, &movement)})
+	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger, Watch: h.watch(server, &movement), Ops: h.ops})
 	if err != nil {
 		return nil, err
 	}

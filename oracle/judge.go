@@ -11,7 +11,17 @@ import (
 
 // Options of a judgement. The zero value is the usual one.
 type Options struct {
-	Oracles []Oracle // nil is Registry
+	Oracles []Oracle       // nil is Registry
+	Ops     func(OpResult) // is told of each op of a session under load, in the order of their numbers; nil for nobody
+}
+
+// OpResult is what became of one op.
+type OpResult struct {
+	ID            int64
+	Session, Turn int
+	// Judged says that damage would have shown, or that no reply came; Failed
+	// that it did, or none did.
+	Judged, Failed bool
 }
 
 // Judge streams a history once and judges it, in memory that grows by some
@@ -39,7 +49,24 @@ func Judge(r *history.Reader, opts Options) (*Verdict, error) {
 		}
 	}
 	j.finish()
-	return j.verdict(r.Truncated()), nil
+	v := j.verdict(r.Truncated())
+	if opts.Ops != nil {
+		j.rec.tell(opts.Ops)
+	}
+	return v, nil
+}
+
+// tell tells of the rows, which are sorted.
+func (r *Recorder) tell(each func(OpResult)) {
+	corrupt := r.corruptClasses()
+	for i := range r.rows {
+		w := &r.rows[i]
+		if w.phase != history.Main || w.session < 0 {
+			continue
+		}
+		lost := w.outcome == history.Failed || w.outcome == history.TimedOut
+		each(OpResult{w.id, w.session, w.turn, lost || w.trials&corrupt != 0, lost || w.violations&corrupt != 0})
+	}
 }
 
 // judgement is one history being judged.

@@ -292,58 +292,6 @@ func TestLogEvidenceAbove(t *testing.T) {
 	}
 }
 
-// Whatever both rates do with time, the accused isn't cleared when it fails
-// half as often as the other.
-func TestDuet(t *testing.T) {
-	const hunts, alpha = 1500, 0.05
-	r := rand.New(rand.NewPCG(13, 14))
-	wrong := 0
-	for range hunts {
-		d := NewDuet(0.5, 0.35)
-		phase := r.Float64() * 7
-		for i := range 1500 {
-			p := 0.15 * (1 + math.Sin(float64(i)/100+phase)) // an outage in every period
-			accused, other := r.Float64() < p/2, r.Float64() < p
-			if accused != other {
-				if accused {
-					d.Observe(1, 0)
-				} else {
-					d.Observe(0, 1)
-				}
-				if d.LogEvidence() >= math.Log(1/alpha) {
-					wrong++
-					break
-				}
-			}
-		}
-	}
-	if float64(wrong)/hunts > alpha+3*math.Sqrt(alpha*(1-alpha)/hunts) {
-		t.Errorf("%d of %d runs were wrong, at an error of %g", wrong, hunts, alpha)
-	}
-	t.Logf("%d of %d runs were wrong", wrong, hunts)
-
-	pairs := 0
-	const runs = 200
-	for range runs {
-		d := NewDuet(0, 0)
-		for d.LogEvidence() < math.Log(200) {
-			pairs++
-			accused, other := r.Float64() < 0.001, r.Float64() < 0.18
-			if accused != other {
-				if accused {
-					d.Observe(1, 0)
-				} else {
-					d.Observe(0, 1)
-				}
-			}
-		}
-	}
-	t.Logf("18%% against 0.1%% takes %d pairs on average", pairs/runs)
-	if pairs/runs > 150 {
-		t.Errorf("18%% against 0.1%% takes %d pairs, want about 100", pairs/runs)
-	}
-}
-
 func TestBetting(t *testing.T) {
 	const hunts, alpha = 2000, 0.05
 	r := rand.New(rand.NewPCG(15, 16))

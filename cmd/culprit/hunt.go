@@ -10,7 +10,7 @@ import (
 )
 
 type huntCommand struct {
-	Case       string            `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
+	Case       string            `arg:"" optional:"" type:"path" help:"A case.yaml, or the directory that it is in; none with --serve-cmd."`
 	Dir        string            `short:"o" name:"output" type:"path" placeholder:"DIR" help:"Where the trials go (default: the case's directory)."`
 	Resume     bool              `help:"Go on where an earlier hunt stopped; no finished trial is repeated."`
 	Hypotheses bool              `help:"Run what tells the case's hypotheses apart, in place of the search."`
@@ -23,6 +23,15 @@ type huntCommand struct {
 	Header     map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
 	Format     string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
 	DryRun     bool              `help:"Say what is varied and what it may cost, and launch nothing."`
+
+	sweepFlags
+	BaseURL      string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
+	Workload     string `placeholder:"KIND" help:"What servers of --serve-cmd are sent: ${kinds} (default: agent)."`
+	Sessions     int    `placeholder:"N" help:"Conversations of a trial of these (default: ${sessions})."`
+	Rounds       int    `placeholder:"N" help:"Rounds of each (default: the workload's)."`
+	ContextLines int    `placeholder:"N" help:"Lines of facts in each system prompt (default: the workload's)."`
+	MaxTokens    int    `placeholder:"N" help:"Longest reply asked for (default: the workload's)."`
+	Concurrency  int    `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
 }
 
 func (c *huntCommand) Run(ctx context.Context, s *streams) error {
@@ -38,6 +47,10 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
 		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, Launcher: launcher, Tool: version(),
+		Sweep: c.sweep(c.BaseURL),
+		Load: app.RunOptions{
+			Kind: c.Workload, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Concurrency: c.Concurrency,
+		},
 	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err

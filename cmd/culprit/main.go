@@ -36,6 +36,7 @@ type commands struct {
 	Init      initCommand      `cmd:"" help:"Write a case.yaml from a live server: its suspects, their safe levels, their odds."`
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Probe     probeCommand     `cmd:"" help:"Count which code paths of a live Python server run, how often, with which labels."`
+	Compare   compareCommand   `cmd:"" help:"Two servers or arms side by side, in pairs of requests: is the fix a fix?"`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
@@ -104,6 +105,9 @@ func run(args []string) (code int) {
 	}
 	if code, ok := errors.AsType[exitError](err); ok {
 		return int(code)
+	}
+	if _, ok := errors.AsType[worseError](err); ok {
+		return exitBroken
 	}
 	if _, ok := errors.AsType[undecidedError](err); ok {
 		return exitInconclusive

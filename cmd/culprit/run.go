@@ -20,12 +20,8 @@ type serverFlags struct {
 	Header  map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header; its value is never written to a file. Repeatable."`
 }
 
-type runCommand struct {
-	serverFlags
-	Lab    bool     `help:"Start the lab, the small LLM server in this program, and drive that: nothing else is needed."`
-	LabArg []string `name:"lab-arg" placeholder:"ARG" sep:"none" help:"One more argument for culprit lab serve, as in --lab-arg=--index-k-dtype=bf16. Repeatable."`
-	Config string   `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
-
+// loadFlags say what is sent, and how.
+type loadFlags struct {
 	Kind         string         `name:"workload" placeholder:"KIND" help:"What to send: ${kinds} (default: agent)."`
 	Sessions     int            `placeholder:"N" help:"Conversations to play (default: ${sessions})."`
 	Rounds       int            `placeholder:"N" help:"Rounds of each conversation (default: the workload's)."`
@@ -35,16 +31,34 @@ type runCommand struct {
 	OnError      string         `placeholder:"WHAT" help:"After a wrong reply: repair (the right one takes its place), continue or stop (default: repair)."`
 	Logprobs     int            `placeholder:"N" help:"Ask for the N most likely tokens, to tell numerics from corruption."`
 	Seed         uint64         `placeholder:"N" help:"Of what is asked: the same seed and run key send the same bytes (default: 1)."`
-	RunKey       string         `placeholder:"HEX" help:"Of the sessions' tags. Each run has its own, so that it meets no cache of an earlier one (default: random; plan.json has it)."`
 	Set          map[string]int `placeholder:"KNOB=N" help:"Another knob of the workload; docs/workloads.md lists them. Repeatable."`
 
-	Concurrency     int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
-	RequestRate     float64       `placeholder:"R" help:"Open loop instead: requests per second, whatever the server does."`
-	Control         bool          `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`
-	ControlSessions int           `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
-	Timeout         time.Duration `placeholder:"D" help:"Longest wait for one reply (default: ${timeout})."`
-	NoStream        bool          `help:"Ask for whole replies instead of streams."`
-	ExtraBody       string        `placeholder:"JSON" help:"Object merged into each request's body."`
+	Concurrency int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
+	RequestRate float64       `placeholder:"R" help:"Open loop instead: requests per second, whatever the server does."`
+	Timeout     time.Duration `placeholder:"D" help:"Longest wait for one reply (default: ${timeout})."`
+	NoStream    bool          `help:"Ask for whole replies instead of streams."`
+	ExtraBody   string        `placeholder:"JSON" help:"Object merged into each request's body."`
+}
+
+// options are what the flags ask for.
+func (c *loadFlags) options() app.RunOptions {
+	return app.RunOptions{
+		Kind: c.Kind, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Tools: c.Tools, OnError: c.OnError,
+		TopLogprobs: c.Logprobs, Seed: c.Seed, Knobs: c.Set,
+		Concurrency: c.Concurrency, RequestRate: c.RequestRate, Timeout: c.Timeout, NoStream: c.NoStream, ExtraBody: c.ExtraBody,
+	}
+}
+
+type runCommand struct {
+	serverFlags
+	Lab    bool     `help:"Start the lab, the small LLM server in this program, and drive that: nothing else is needed."`
+	LabArg []string `name:"lab-arg" placeholder:"ARG" sep:"none" help:"One more argument for culprit lab serve, as in --lab-arg=--index-k-dtype=bf16. Repeatable."`
+	Config string   `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
+
+	loadFlags
+	RunKey          string `placeholder:"HEX" help:"Of the sessions' tags. Each run has its own, so that it meets no cache of an earlier one (default: random; plan.json has it)."`
+	Control         bool   `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`
+	ControlSessions int    `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
 
 	Output string `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-WORKLOAD)."`
 	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
@@ -64,30 +78,10 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		}
 		defer stop()
 	}
-	status, err := app.Run(ctx, app.RunOptions{
-		Server:          server,
-		Kind:            c.Kind,
-		Sessions:        c.Sessions,
-		Rounds:          c.Rounds,
-		ContextLines:    c.ContextLines,
-		MaxTokens:       c.MaxTokens,
-		Tools:           c.Tools,
-		OnError:         c.OnError,
-		TopLogprobs:     c.Logprobs,
-		Seed:            c.Seed,
-		RunKey:          cmp.Or(c.RunKey, randomKey()),
-		Knobs:           c.Set,
-		Concurrency:     c.Concurrency,
-		RequestRate:     c.RequestRate,
-		Control:         c.Control || c.ControlSessions > 0,
-		ControlSessions: c.ControlSessions,
-		Timeout:         c.Timeout,
-		NoStream:        c.NoStream,
-		ExtraBody:       c.ExtraBody,
-		Output:          c.Output,
-		DryRun:          c.DryRun,
-		Tool:            version(),
-	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	o := c.options()
+	o.Server, o.Control, o.ControlSessions = server, c.Control || c.ControlSessions > 0, c.ControlSessions
+	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, randomKey()), c.Output, c.DryRun, version()
+	status, err := app.Run(ctx, o, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err
 	}

@@ -36,15 +36,16 @@ type HuntOptions struct {
 	DryRun     bool
 	Launcher   *target.Launcher
 	Tool       string
+	Sweep      Sweep      // in place of Case
+	Load       RunOptions // what Sweep's servers are sent
 }
 
 // Hunt finds the culprit of a case and shows what it rests on.
 func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error) {
-	c, err := experiment.ReadCase(o.Case)
+	c, dir, err := o.read()
 	if err != nil {
-		return "", &UsageError{err}
+		return "", err
 	}
-	dir := cmp.Or(o.Dir, filepath.Dir(c.Path))
 	options, err := o.search(c)
 	if err != nil {
 		return "", err
@@ -94,6 +95,28 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	}
 	report.Hunt(out.Screen, finding, h.trials, dir)
 	return finding.Status, nil
+}
+
+// read reads the case, or makes it of the sweep, and says where the trials go.
+func (o *HuntOptions) read() (*experiment.Case, string, error) {
+	if o.Sweep.Command == "" {
+		if o.Case == "" {
+			return nil, "", usage("hunt what? Give a case (culprit init writes one from a live server), or --serve-cmd and --serve-params")
+		}
+		c, err := experiment.ReadCase(o.Case)
+		if err != nil {
+			return nil, "", &UsageError{err}
+		}
+		return c, cmp.Or(o.Dir, filepath.Dir(c.Path)), nil
+	}
+	if o.Case != "" {
+		return nil, "", usage("hunt: give a case or --serve-cmd, not both")
+	}
+	c, _, err := o.Sweep.read()
+	if err != nil {
+		return nil, "", err
+	}
+	return c, cmp.Or(o.Dir, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-hunt")), o.Load.override(c)
 }
 
 // search turns the case and what was asked for into the search's options.
