@@ -253,15 +253,15 @@ members() {
     done
   } | sort -u
 }
+tail -n +1 -f "$dir/log" &
+tail=$!
 ( while [ -n "$(timeout "$hold" dd bs=1 count=1 <&3 2>/dev/null)" ]; do :; done
   kill -TERM $(members)
   sleep "$grace"
-  kill -KILL $(members)
+  kill -KILL $(members) "$tail"
   rm -rf "$dir"
 ) >/dev/null 2>&1 &
 holder=$!
-tail -n +1 -f "$dir/log" &
-tail=$!
 wait "$pid"
 code=$?
 kill -KILL "$holder"

@@ -140,6 +140,9 @@ func TestSSHNoOrphans(t *testing.T) {
 					t.Errorf("process %d is an orphan", pid)
 				}
 			}
+			if left := mentioning(t, s.processes[0].dir); left != "" {
+				t.Errorf("what watched the server is left: %s", left)
+			}
 			noneLeft(t)
 		})
 	}
@@ -166,4 +169,27 @@ func TestSSHUnreachable(t *testing.T) {
 	if _, err := h.ReadFile(t.Context(), "/x"); err == nil || err.Error() != "ssh x: connect to host x port 22: No route to host" {
 		t.Errorf("error %v", err)
 	}
+}
+
+// mentioning waits until no process has a text in its command line, and lists
+// those that still have.
+func mentioning(t *testing.T, text string) string {
+	t.Helper()
+	left := ""
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		left = ""
+		files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), text) {
+				left += f + ": " + strings.ReplaceAll(string(b), "\x00", " ") + "; "
+			}
+		}
+		if left == "" {
+			return ""
+		}
+	}
+	return left
 }
