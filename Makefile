@@ -13,7 +13,7 @@ unit:
 	go test -race -shuffle=on -timeout 30m ./...
 
 test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-server)
-	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target
+	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target ./internal/app
 
 lint: $(LINTER)
 	go vet ./...

@@ -103,6 +103,9 @@ type AttestOptions struct {
 	Trees    []Tree
 	Files    []string // absolute, or in the first process's working directory
 	Packages []string // nil takes the engine's own, from the command line
+	// Missing is what the caller couldn't find, to stand beside what can't be
+	// read.
+	Missing []string
 	// Known is an earlier attestation: files that have the size and time that
 	// they had then aren't hashed again.
 	Known *Attestation
@@ -119,6 +122,9 @@ var ErrNothing = errors.New("nothing could be read")
 // [ErrNothing]; what else is missing is in the attestation.
 func Attest(ctx context.Context, o AttestOptions) (*Attestation, error) {
 	a := &Attestation{Format: AttestationFormat, Taken: time.Now().UTC().Truncate(time.Second)}
+	for _, m := range o.Missing {
+		a.miss("%s", m)
+	}
 	a.askServer(ctx, o)
 	r := reader{Attestation: a, options: o}
 	for _, t := range o.Trees {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -153,21 +154,42 @@ func (o *AttestOptions) ofCase(ctx context.Context, c *experiment.Case) (*target
 	if o.Packages != nil {
 		options.Packages = o.Packages
 	}
+	hosts := map[string]*target.SSH{}
+	defer func() {
+		for _, h := range hosts {
+			h.Close()
+		}
+	}()
 	urls := map[string]bool{}
 	for _, p := range arm.Processes {
-		at := p.URL
-		if at == "" && len(arm.Processes) == 1 {
-			at = c.BaseURL
+		at := whereabouts(&p, arm, c.BaseURL)
+		if at == "" {
+			options.Missing = append(options.Missing, p.Name+": nothing says where it listens, so its process wasn't looked for: give it a url in the case")
+			continue
 		}
-		if at == "" || p.Host != "" {
-			continue // nothing says where to look
+		var trees []target.Tree
+		if p.Host != "" {
+			h := hosts[p.Host]
+			if h == nil {
+				h = &target.SSH{Command: c.SSH, Host: p.Host}
+				hosts[p.Host] = h
+			}
+			trees, err = listenerTree(ctx, h, p.Name, at)
+		} else {
+			trees, err = localTrees(ctx, p.Name, at)
 		}
-		trees, err := localTrees(ctx, p.Name, at)
 		if err != nil {
-			return nil, err
+			options.Missing = append(options.Missing, fmt.Sprintf("%s: its process can't be looked for: %v", p.Name, err))
+			continue
+		}
+		if len(trees) == 0 {
+			options.Missing = append(options.Missing, fmt.Sprintf("%s: no process that we may look at listens at %s on %s", p.Name, at, cmp.Or(p.Host, "this machine")))
 		}
 		for i := range trees {
 			trees[i].URL = p.URL
+			if p.Host != "" {
+				trees[i].Host, trees[i].HostName = hosts[p.Host], p.Host
+			}
 		}
 		options.Trees, urls[at] = append(options.Trees, trees...), true
 	}
@@ -181,6 +203,21 @@ func (o *AttestOptions) ofCase(ctx context.Context, c *experiment.Case) (*target
 	return attested(ctx, options)
 }
 
+// whereabouts is the URL where a process of a case listens: its own, the only
+// one that there is, or what its command says.
+func whereabouts(p *target.Process, arm *experiment.Rendered, base string) string {
+	if p.URL != "" {
+		return p.URL
+	}
+	if len(arm.Processes) == 1 {
+		return base
+	}
+	if _, flags := target.Flags(p.Command); flags["--port"] != "" {
+		return "http://127.0.0.1:" + flags["--port"]
+	}
+	return ""
+}
+
 // localTrees finds the process that listens at a URL, if that is on this
 // machine.
 func localTrees(ctx context.Context, name, base string) ([]target.Tree, error) {
@@ -188,15 +225,20 @@ func localTrees(ctx context.Context, name, base string) ([]target.Tree, error) {
 	if err != nil || !local(u.Hostname()) {
 		return nil, nil //nolint:nilerr // a URL that can't be parsed is nobody's here
 	}
-	port, err := strconv.Atoi(u.Port())
+	return listenerTree(ctx, target.Local{}, name, base)
+}
+
+// listenerTree finds the process that listens at a URL's port on a host.
+func listenerTree(ctx context.Context, host target.Host, name, base string) ([]target.Tree, error) {
+	u, err := url.Parse(base)
 	if err != nil {
-		port = map[string]int{"http": 80, "https": 443}[u.Scheme]
+		return nil, err
 	}
-	pid, err := target.Listener(ctx, target.Local{}, port)
+	pid, err := target.Listener(ctx, host, portOf(u))
 	if err != nil || pid == 0 {
 		return nil, err
 	}
-	below, err := target.DescendantsOn(ctx, target.Local{}, pid)
+	below, err := target.DescendantsOn(ctx, host, pid)
 	if err != nil {
 		return nil, err
 	}
