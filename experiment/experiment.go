@@ -51,13 +51,27 @@ type Plan struct {
 	NoStream    bool                       `json:"no_stream,omitempty"`
 	ExtraBody   map[string]json.RawMessage `json:"extra_body,omitempty"`
 	HeaderNames []string                   `json:"header_names,omitempty"`
+	Replay      *Replay                    `json:"replay,omitempty"` // what is played instead of the workload, which is then the one it came from
+}
+
+// Replay says which traffic is sent again.
+type Replay struct {
+	Source   string  `json:"source"` // the file
+	Format   string  `json:"format"`
+	Only     string  `json:"only,omitempty"`
+	Speed    float64 `json:"speed"`
+	Requests int     `json:"requests"`
+	Rows     int     `json:"rows"`                // of requests that follow one another
+	Timed    bool    `json:"timed"`               // at the times at which they were sent then
+	HasModel bool    `json:"has_model,omitempty"` // the requests name their model
 }
 
 // Options is a plan and what it takes to carry it out.
 type Options struct {
 	Dir      string // made by Run; must not exist
 	Plan     Plan
-	Header   http.Header // with secrets; never written
+	Header   http.Header       // with secrets; never written
+	Workload workload.Workload // of Plan.Replay; nil makes the plan's
 	Progress func(Progress)
 	// Watch, if there is one, puts what else happens into the history, until
 	// its context ends. start is the history's time 0.
@@ -116,9 +130,11 @@ func makeDir(dir string) error {
 
 // record plays the plan and writes the history.
 func record(ctx context.Context, o Options) (err error) {
-	w, err := workload.New(o.Plan.Workload)
-	if err != nil {
-		return err
+	w := o.Workload
+	if w == nil {
+		if w, err = workload.New(o.Plan.Workload); err != nil {
+			return err
+		}
 	}
 	header, err := o.Plan.header(time.Now())
 	if err != nil {
@@ -185,9 +201,15 @@ func record(ctx context.Context, o Options) (err error) {
 	main.Phase, main.Sessions = history.Main, o.Plan.Workload.Sessions
 	main.Concurrency, main.RequestRate = o.Plan.Concurrency, o.Plan.RequestRate
 	main.TurnsPerSession = float64(o.Plan.Workload.Rounds)
+	if r := o.Plan.Replay; r != nil {
+		main.Sessions = r.Rows
+		if r.Timed {
+			main.Concurrency = r.Rows // each waits for its time
+		}
+	}
 	main.HealthEvery = healthEvery
 	main.Sentinel = openai.ChatRequest{Messages: []openai.Message{{Role: "user", Content: sentinelMessage}}, MaxTokens: 1}
-	main.Recovery = recovery(w, o.Plan.Workload.Sessions)
+	main.Recovery = recovery(w, main.Sessions)
 	_, err = load.Run(ctx, main)
 	return err
 }

@@ -273,6 +273,9 @@ func (p *player) play(number int, ready time.Duration) time.Duration {
 			return ready
 		}
 		s := sending{phase: p.Phase, kind: p.Workload.Kind(), session: number, turn: turn, planned: ready + t.Delay}
+		if t.At > 0 {
+			s.planned = p.begun + t.At
+		}
 		if !p.sleepUntil(s.planned) || !p.slot() {
 			return ready
 		}

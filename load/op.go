@@ -61,7 +61,7 @@ func (p *player) send(s sending, t *workload.Turn) (*openai.Reply, time.Duration
 		Phase: s.phase, Kind: s.kind, Session: s.session, Turn: s.turn, Planned: s.planned, Expect: t.Expect,
 		Stream: !p.NoStream && !t.NoStream,
 	}
-	body, err := p.body(t.Request, op.Stream)
+	body, err := p.body(t, op.Stream)
 	if err != nil {
 		p.fail(err) // the caller's mistake: no op can be sent
 		return nil, p.now()

@@ -17,6 +17,7 @@ import (
 	"github.com/go-faster/jx"
 
 	"github.com/culprit-project/culprit/openai"
+	"github.com/culprit-project/culprit/workload"
 )
 
 // target is a server's addresses and what goes with every request to it.
@@ -106,8 +107,21 @@ func (t *target) redact(text string) string {
 	return text
 }
 
-// body is the JSON that is sent for a request.
-func (o *Options) body(r openai.ChatRequest, stream bool) (json.RawMessage, error) {
+// body is the JSON that is sent for a turn.
+func (o *Options) body(t *workload.Turn, stream bool) (json.RawMessage, error) {
+	if t.Body != nil {
+		extra := o.ExtraBody
+		if o.Model != "" {
+			model, err := json.Marshal(o.Model)
+			if err != nil {
+				return nil, err
+			}
+			extra = map[string]json.RawMessage{"model": model}
+			maps.Copy(extra, o.ExtraBody)
+		}
+		return withMembers(t.Body, extra)
+	}
+	r := t.Request
 	if o.Model != "" {
 		r.Model = o.Model
 	}
@@ -121,20 +135,25 @@ func (o *Options) body(r openai.ChatRequest, stream bool) (json.RawMessage, erro
 	if err := e.Encode(r); err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
-	body := bytes.TrimSpace(b.Bytes())
-	if len(o.ExtraBody) == 0 {
+	return withMembers(bytes.TrimSpace(b.Bytes()), o.ExtraBody)
+}
+
+// withMembers puts members into a JSON object, in place of those of the same
+// names.
+func withMembers(body []byte, extra map[string]json.RawMessage) (json.RawMessage, error) {
+	if len(extra) == 0 {
 		return body, nil
 	}
 	// The extra members come first, then the others that they don't replace.
 	var w jx.Encoder
 	w.ObjStart()
-	for _, key := range slices.Sorted(maps.Keys(o.ExtraBody)) {
+	for _, key := range slices.Sorted(maps.Keys(extra)) {
 		w.FieldStart(key)
-		w.Raw(bytes.TrimSpace(o.ExtraBody[key]))
+		w.Raw(bytes.TrimSpace(extra[key]))
 	}
 	err := jx.DecodeBytes(body).ObjBytes(func(d *jx.Decoder, key []byte) error {
 		value, err := d.Raw()
-		if _, replaced := o.ExtraBody[string(key)]; err != nil || replaced {
+		if _, replaced := extra[string(key)]; err != nil || replaced {
 			return err
 		}
 		w.FieldStart(string(key))

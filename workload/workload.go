@@ -6,6 +6,7 @@
 package workload
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/culprit-project/culprit/history"
@@ -15,9 +16,15 @@ import (
 // Turn is one request that a session wants to make.
 type Turn struct {
 	Request openai.ChatRequest
-	Expect  history.Expect
+	// Body, unless it is nil, is sent as it is, in place of Request.
+	Body   json.RawMessage
+	Expect history.Expect
 	// Delay is how long the session waits after its previous reply.
 	Delay time.Duration
+	// At, unless it is 0, is when the turn is due, since the phase's begin,
+	// whatever Delay says; the session's previous reply comes first all the
+	// same.
+	At time.Duration
 	// CancelAfter hangs up that long after sending; 0 never.
 	CancelAfter time.Duration
 	// CancelChunks hangs up after that many chunks; 0 never.

@@ -39,6 +39,7 @@ type commands struct {
 	Compare   compareCommand   `cmd:"" help:"Two servers or arms side by side, in pairs of requests: is the fix a fix?"`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
+	Replay    replayCommand    `cmd:"" help:"Send recorded traffic again: the same bytes at the same times."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`

@@ -120,24 +120,31 @@ func Run(ctx context.Context, o RunOptions, out Output) (oracle.Status, error) {
 	if o.DryRun {
 		return oracle.Clean, dryRun(plan, out)
 	}
-	server := target.Server{BaseURL: plan.BaseURL, Header: o.headers(), Client: http.DefaultClient}
+	return carryOut(ctx, o.Server, plan, nil, o.Output, out)
+}
+
+// carryOut asks a server what it is, plays a plan at it and shows the report.
+// w is played instead of the plan's workload unless it is nil.
+func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Workload, dir string, out Output) (oracle.Status, error) {
+	server := target.Server{BaseURL: plan.BaseURL, Header: s.headers(), Client: http.DefaultClient}
 	id, err := server.Identify(ctx)
 	if err != nil {
 		return "", &NoVerdictError{fmt.Errorf("%w\nIs the server up and ready? Is the port right? Does it want an --api-key?", err)}
 	}
 	switch {
-	case plan.Model == "" && len(id.Models) == 0:
+	case plan.Model != "" || plan.Replay != nil && plan.Replay.HasModel:
+	case len(id.Models) == 0:
 		return "", usage("%s lists no models; name one with --model", plan.BaseURL)
-	case plan.Model == "":
+	default:
 		plan.Model = id.Models[0]
 	}
 	if id.Engine != "" {
 		plan.Server = id.String()
 	}
-	dir := cmp.Or(o.Output, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-"+plan.Workload.Kind))
-	out.Progress.Printf("%s\n%s, model %s\n%s\n", term.Safe(plan.BaseURL), term.Safe(id.String()), term.Safe(plan.Model), describe(plan))
+	dir = cmp.Or(dir, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-"+plan.Workload.Kind))
+	out.Progress.Printf("%s\n%s, model %s\n%s\n", term.Safe(plan.BaseURL), term.Safe(id.String()), term.Safe(cmp.Or(plan.Model, "as recorded")), describe(plan))
 	v, err := experiment.Run(ctx, experiment.Options{
-		Dir: dir, Plan: plan, Header: o.headers(), Progress: progress(out.Progress), Logger: out.Logger,
+		Dir: dir, Plan: plan, Header: s.headers(), Workload: w, Progress: progress(out.Progress), Logger: out.Logger,
 	})
 	if err != nil {
 		return "", err
@@ -210,6 +217,13 @@ func (o *RunOptions) workload() (workload.Plan, error) {
 // describe says in one line what a plan sends.
 func describe(p experiment.Plan) string {
 	w := p.Workload
+	if r := p.Replay; r != nil {
+		text := fmt.Sprintf("%d requests of %s (%s), in %d rows", r.Requests, term.Safe(r.Source), r.Format, r.Rows)
+		if r.Timed {
+			text += fmt.Sprintf(", at %g times their speed", r.Speed)
+		}
+		return text
+	}
 	if w.Kind == recorded {
 		return "recorded traffic"
 	}
