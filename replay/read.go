@@ -184,7 +184,8 @@ func (t *Trace) line(raw []byte) error {
 	if err := json.Unmarshal(raw, &l); err != nil {
 		return fmt.Errorf("not a JSON object of a known format: %w", err)
 	}
-	format, take := "", func(line, []byte) error { return nil }
+	var format string
+	var take func(line, []byte) error
 	switch {
 	case l.ResourceSpans != nil:
 		format, take = "otel", t.spans

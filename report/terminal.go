@@ -103,12 +103,22 @@ func about(s *term.Screen, v *oracle.Verdict, run Run) {
 	if server == "" {
 		server = "unknown server"
 	}
-	load := fmt.Sprintf("%d at once", v.Setup.Concurrency)
-	if v.Setup.RequestRate > 0 {
-		load = fmt.Sprintf("open loop at %g requests/s", v.Setup.RequestRate)
+	sent := run.Workload
+	switch {
+	case v.Setup.RequestRate > 0:
+		sent += fmt.Sprintf(", open loop at %g requests/s", v.Setup.RequestRate)
+	case v.Setup.Concurrency > 0: // else at times that were recorded
+		sent += fmt.Sprintf(", %d at once", v.Setup.Concurrency)
 	}
-	paragraph(s, "  sent    ", "          ", fmt.Sprintf("%s, %s, seed %d", run.Workload, load, v.Setup.Seed))
-	paragraph(s, "  server  ", "          ", term.Safe(fmt.Sprintf("%s at %s, model %s", server, v.Setup.BaseURL, v.Setup.Model)))
+	if v.Setup.Seed != 0 {
+		sent += fmt.Sprintf(", seed %d", v.Setup.Seed)
+	}
+	paragraph(s, "  sent    ", "          ", sent)
+	asked := fmt.Sprintf("%s at %s", server, v.Setup.BaseURL)
+	if v.Setup.Model != "" {
+		asked += ", model " + v.Setup.Model
+	}
+	paragraph(s, "  server  ", "          ", term.Safe(asked))
 }
 
 func phases(s *term.Screen, v *oracle.Verdict) {
