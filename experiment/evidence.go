@@ -157,7 +157,7 @@ func (c *Case) Stray(path string) (Evidence, error) {
 		return e, fmt.Errorf("read %s: %w", filepath.Join(path, VerdictFile), err)
 	}
 	o := search.Observation{Outcome: search.Ran}
-	note := observe(&v, &o)
+	note := observe(&v, v.Broken.Main.Failures, &o)
 	e.Requests, e.Failures = o.Requests, o.Failures
 	if o.Outcome == search.Void {
 		e.Void = note

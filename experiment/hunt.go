@@ -145,6 +145,9 @@ func (h *hunt) preflight(ctx context.Context) ([]Unmet, error) {
 		if err := json.Unmarshal(b, &unmet); err != nil {
 			return nil, fmt.Errorf("resume: read %s: %w", path, err)
 		}
+		if err := h.readBase(); err != nil {
+			return nil, err
+		}
 	case err == nil || errors.Is(err, fs.ErrNotExist):
 		if unmet, err = h.lookAtSafe(ctx); err != nil {
 			return nil, err
@@ -193,9 +196,15 @@ func (h *hunt) lookAtSafe(ctx context.Context) ([]Unmet, error) {
 		}
 		return nil, err
 	}
-	a, err := h.attest(ctx, &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient})
+	server := &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient}
+	a, err := h.attest(ctx, server)
 	if err != nil {
 		return nil, err
+	}
+	if arm.Plan.Control > 0 {
+		if err := h.learnBase(ctx, arm, server); err != nil {
+			return nil, err
+		}
 	}
 	return h.Case.unmet(a, safe), nil
 }
@@ -215,6 +224,7 @@ type hunt struct {
 	server *target.Launched
 	before *target.Attestation // of the running server
 	ops    func(oracle.OpResult)
+	base   *Base // nil: all that is broken counts
 }
 
 func (h *hunt) show(s Step) {
@@ -360,7 +370,7 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	if err := WriteJSON(filepath.Join(dir, AttestFile), before); err != nil {
 		return nil, err
 	}
-	t.Note = observe(v, t.Observation)
+	t.Note = observe(v, h.base.failures(v), t.Observation)
 	if t.LaunchMS > 0 && t.Observation.Requests > 0 && t.RunMS > 0 {
 		t.Observation.LaunchCost = float64(t.LaunchMS) * float64(t.Observation.Requests) / float64(t.RunMS)
 	}
@@ -377,7 +387,7 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 // cache.
 func (h *hunt) plan(ctx context.Context, number int, arm *Rendered, server *target.Server, requests int) (Plan, error) {
 	p := arm.Plan
-	p.Tool = h.Tool
+	p.Tool, p.Control = h.Tool, 0 // the control is played once, in the safe arm
 	p.Workload.Sessions = max((requests+p.Workload.Rounds-1)/p.Workload.Rounds, p.Concurrency)
 	p.Workload.Seed += uint64(number)
 	p.Workload.RunKey = ""
@@ -461,8 +471,8 @@ func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Mov
 // observe takes from a verdict what the search counts, and says why where it
 // doesn't count. Whether a rate is a weak model's or a fault's is what the
 // comparison of arms tells, so no control is needed here.
-func observe(v *oracle.Verdict, o *search.Observation) (note string) {
-	o.Requests, o.Failures = v.Broken.Main.Trials, v.Broken.Main.Failures
+func observe(v *oracle.Verdict, failures int, o *search.Observation) (note string) {
+	o.Requests, o.Failures = v.Broken.Main.Trials, failures
 	convicts := func(of func(*oracle.ClassResult) bool) bool {
 		return slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool { return c.Convicts && of(&c) })
 	}

@@ -78,6 +78,7 @@ type judgement struct {
 	phases    phases
 	client    client
 	legs      legs
+	logs      logs
 	assembler openai.Assembler
 }
 
@@ -120,6 +121,7 @@ func (j *judgement) op(op *history.Op) {
 func (j *judgement) event(e *history.Event) {
 	j.phases.event(e)
 	j.client.event(e)
+	j.logs.event(e)
 	for _, w := range j.running {
 		if w.observer != nil {
 			j.guard(w, 0, func() { w.observer.Event(e, j.rec) })

@@ -28,6 +28,16 @@ type Verdict struct {
 	Broken     ClassResult   `json:"broken"`
 	Classes    []ClassResult `json:"classes"` // those that were tried, in the order of the table
 	Breakdowns []Breakdown   `json:"breakdowns"`
+	Logs       []LogCount    `json:"logs,omitempty"` // what of the server's logs the case has counted
+}
+
+// LogCount is how many lines of the server's logs matched one of the case's
+// patterns.
+type LogCount struct {
+	Name  string `json:"name"`
+	Lines int    `json:"lines"`
+	First string `json:"first"` // of the lines
+	AtMS  int64  `json:"at_ms"` // when that came, since the run began
 }
 
 // Setup is what the history says of the run.
@@ -119,6 +129,7 @@ func (j *judgement) verdict(truncated bool) *Verdict {
 		Truncated:   truncated,
 		Phases:      j.phases.results(),
 		Breakdowns:  j.rec.breakdowns(),
+		Logs:        j.logs.counts,
 	}
 	v.Broken, v.Classes = j.rec.results()
 	v.decide()

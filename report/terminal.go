@@ -35,6 +35,7 @@ func Terminal(s *term.Screen, v *oracle.Verdict, run Run) {
 	phases(s, v)
 	classes(s, v)
 	breakdowns(s, v)
+	logs(s, v)
 	examples(s, v, run)
 	files(s, run)
 }
@@ -262,6 +263,19 @@ func breakdowns(s *term.Screen, v *oracle.Verdict) {
 		}
 		s.Printf("%s", s.Table("lrrrl", rows))
 	}
+}
+
+// logs says which of the case's patterns the server's logs matched.
+func logs(s *term.Screen, v *oracle.Verdict) {
+	if len(v.Logs) == 0 {
+		return
+	}
+	title(s, "Counted in the server's logs")
+	rows := [][]string{{"pattern", "lines", "first at", "first"}}
+	for _, l := range v.Logs {
+		rows = append(rows, []string{term.Safe(l.Name), fmt.Sprint(l.Lines), fmt.Sprintf("%.1f s", float64(l.AtMS)/1000), term.Clip(term.Safe(l.First), max(20, s.Columns()-40))})
+	}
+	s.Printf("%s", s.Table("lrrl", rows))
 }
 
 // highestRate is what the longest bar stands for. A bin of a few ops, whose
