@@ -117,7 +117,7 @@ func (e *LaunchError) Error() string {
 // tailLines of a log are shown when a launch fails.
 const tailLines = 15
 
-// portWait is how long a port may still be taken.
+// portWait is how long a port may still be taken by who knows whom.
 const portWait = 3 * time.Second
 
 // pollEvery is how often a server that is starting is asked.
@@ -127,7 +127,7 @@ const pollEvery = 100 * time.Millisecond
 // Their output goes to NAME.log in logDir. When it fails, nothing is left
 // running.
 func (l *Launcher) Launch(ctx context.Context, processes []Process, ready Ready, logDir string) (*Launched, error) {
-	if err := nobodyThere(ctx, ready.URL); err != nil {
+	if err := l.nobodyThere(ctx, ready.URL); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(logDir, 0o755); err != nil {
@@ -154,25 +154,77 @@ func (l *Launcher) Launch(ctx context.Context, processes []Process, ready Ready,
 	return s, nil
 }
 
-// nobodyThere makes sure that what will answer is the server that we start.
-func nobodyThere(ctx context.Context, address string) error {
+// nobodyThere makes sure that what will answer is the server that we start. A
+// server of an earlier start of ours that was killed may still be ending: it
+// has as long as it may take. Somebody else's is told of at once.
+func (l *Launcher) nobodyThere(ctx context.Context, address string) error {
 	u, err := url.Parse(address)
 	if address == "" || err != nil {
 		return err
 	}
-	// A server that was told to end a moment ago, by an earlier start of ours
-	// that was killed, is still ending.
-	for until := time.Now().Add(portWait); ; {
+	began := time.Now()
+	var who listening
+	for ctx.Err() == nil {
 		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", u.Host)
 		if err != nil {
 			return nil
 		}
 		conn.Close()
-		if time.Now().After(until) {
-			return fmt.Errorf("launch: something listens at %s already; stop it, or choose another port", u.Host)
+		if !who.ours { // it may end while it is looked for
+			who = listenerAt(ctx, u.Port())
 		}
-		time.Sleep(pollEvery)
+		wait := portWait
+		switch {
+		case who.ours:
+			wait = cmp.Or(l.Grace, DefaultGrace) + portWait
+		case who.pid != 0:
+			wait = 0
+		}
+		if time.Since(began) >= wait {
+			return fmt.Errorf("launch: something listens at %s already%s; stop it, or choose another port", u.Host, who)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pollEvery):
+		}
 	}
+	return fmt.Errorf("launch: %w", context.Cause(ctx))
+}
+
+// listening is who listens at a port of this machine, as far as it can be seen.
+type listening struct {
+	pid     int // 0: it can't be told
+	ours    bool
+	command string
+}
+
+func (l listening) String() string {
+	switch {
+	case l.pid == 0:
+		return ""
+	case l.ours:
+		return fmt.Sprintf(" (process %d, which culprit started: %s)", l.pid, l.command)
+	}
+	return fmt.Sprintf(" (process %d: %s)", l.pid, l.command)
+}
+
+func listenerAt(ctx context.Context, port string) listening {
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return listening{}
+	}
+	pid, err := Listener(ctx, Local{}, number)
+	if err != nil || pid == 0 {
+		return listening{}
+	}
+	l := listening{pid: pid}
+	if b, err := (Local{}).ReadFile(ctx, fmt.Sprintf("/proc/%d/environ", pid)); err == nil {
+		l.ours = parseEnv(b)[LaunchVariable] != ""
+	}
+	if args, err := Args(ctx, Local{}, pid); err == nil {
+		l.command = clip(strings.Join(redactArgs(args), " "))
+	}
+	return l
 }
 
 func (s *Launched) start(l *Launcher, p Process) (*running, error) {

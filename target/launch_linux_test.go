@@ -296,3 +296,36 @@ func testLaunchFails(t *testing.T, l *Launcher, host string) {
 		})
 	}
 }
+
+// A server that is told to end by an earlier start of ours is waited for;
+// another isn't.
+func TestPortStillTaken(t *testing.T) {
+	l := launcher()
+	l.Grace = 2 * time.Second
+	address := freeAddress(t)
+	ending := exec.Command(os.Args[0], "server", address)
+	ending.Env = append(os.Environ(), LaunchVariable+"=earlier")
+	if err := ending.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := time.AfterFunc(portWait+500*time.Millisecond, func() { ending.Process.Kill() })
+	defer ended.Stop()
+	go ending.Wait()
+	for !answers(t.Context(), "http://"+address) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := l.nobodyThere(t.Context(), "http://"+address); err != nil {
+		t.Errorf("one of ours: %v", err)
+	}
+
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	began := time.Now()
+	err = l.nobodyThere(t.Context(), "http://"+other.Addr().String())
+	if took := time.Since(began); err == nil || took > portWait/2 || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("after %s: %v", took, err)
+	}
+}
