@@ -178,6 +178,9 @@ func (c *Case) readLive(e *Evidence) error {
 	if err != nil || a == nil {
 		return err
 	}
+	if e.Kind == "attestation" {
+		e.Attestation = a // its file may go
+	}
 	for _, f := range c.Space.Factors {
 		if level := c.LevelOf(a, f.Name); level != "" {
 			e.Live[f.Name] = level

@@ -1,6 +1,7 @@
 package hypothesis
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -27,8 +28,8 @@ func CountsOf(next func() (*history.Event, error)) (Counts, error) {
 				counts.sample(last, series, value)
 			}
 		case history.Probe:
-			for series, value := range e.Values {
-				counts.sample(last, probePrefix+e.Name+labelsOf(series), value)
+			for series, value := range e.Values { // since the run began
+				counts[probePrefix+series] = value
 			}
 		case history.Log:
 			if n, ok := e.Values["lines"]; ok {
@@ -44,14 +45,6 @@ const (
 	probePrefix = "probe!"
 	logPrefix   = "logs!"
 )
-
-// labelsOf is a series without its name.
-func labelsOf(series string) string {
-	if i := strings.IndexByte(series, '{'); i >= 0 {
-		return series[i:]
-	}
-	return ""
-}
 
 func (c Counts) sample(last map[string]float64, series string, value float64) {
 	old, seen := last[series]
@@ -72,12 +65,12 @@ func (c Counts) sample(last map[string]float64, series string, value float64) {
 }
 
 func grows(name string) bool {
-	return strings.HasPrefix(name, probePrefix) || strings.HasSuffix(name, "_total") || strings.HasSuffix(name, "_count") || strings.HasSuffix(name, "_sum")
+	return strings.HasSuffix(name, "_total") || strings.HasSuffix(name, "_count") || strings.HasSuffix(name, "_sum")
 }
 
-// count is the sum over the series that a term means. Where a label never has
-// that value, or nothing has that name, it can't be told: a misspelt name must
-// not look like a path that is never taken.
+// count is the sum over the series that a term means. It can't be told where
+// nothing has that name, or where the run never had a label with that value, in
+// any series: a misspelt name must not look like a path that is never taken.
 func (t *term) count(c Counts) (float64, error) {
 	if t.kind == logs {
 		return c[logPrefix+t.name], nil // no line matched
@@ -86,17 +79,18 @@ func (t *term) count(c Counts) (float64, error) {
 	var names []string
 	values := map[string][]string{}
 	for series, value := range c {
-		name, of, _ := strings.Cut(series, "{")
+		name, of, labelled := strings.Cut(series, "{")
+		own := parseLabels(of)
+		for label, value := range own {
+			values[label] = append(values[label], value)
+		}
 		if !t.means(name) {
 			names = append(names, strings.TrimPrefix(name, probePrefix))
 			continue
 		}
 		found = true
-		own := parseLabels(of)
-		match := true
-		for label, value := range own {
-			values[label] = append(values[label], value)
-		}
+		// A probe has all its hits in a series without labels, and again by label.
+		match := t.kind != probe || labelled == (len(t.labels) > 0)
 		for label, value := range t.labels {
 			match = match && own[label] == value
 		}
@@ -106,16 +100,16 @@ func (t *term) count(c Counts) (float64, error) {
 	}
 	if !found {
 		if len(c) == 0 {
-			return 0, fmt.Errorf("the server showed no metrics")
+			return 0, errors.New("the server showed no metrics")
 		}
 		return 0, fmt.Errorf("the run has no %s %q; nearest: %q", t.kind, t.name, nearest(t.name, names))
 	}
 	for label, value := range t.labels {
 		switch {
 		case values[label] == nil:
-			return 0, fmt.Errorf("%s %q has no label %q; nearest: %q", t.kind, t.name, label, nearest(label, slices.Collect(maps.Keys(values))))
+			return 0, fmt.Errorf("nothing in the run has a label %q; nearest: %q", label, nearest(label, slices.Collect(maps.Keys(values))))
 		case !slices.Contains(values[label], value):
-			return 0, fmt.Errorf("%s %q never has %s=%s; nearest: %q", t.kind, t.name, label, value, nearest(value, values[label]))
+			return 0, fmt.Errorf("nothing in the run has %s=%s; nearest: %q", label, value, nearest(value, values[label]))
 		}
 	}
 	return sum, nil
@@ -137,23 +131,32 @@ func (t *term) means(name string) bool {
 	return false
 }
 
-// parseLabels reads a="b",c="d"}; the writer is our own.
+// parseLabels reads a="b",c=4}; the writers are our own.
 func parseLabels(text string) map[string]string {
 	labels := map[string]string{}
 	for text != "" && text != "}" {
-		name, rest, ok := strings.Cut(text, `="`)
+		name, rest, ok := strings.Cut(text, "=")
 		if !ok {
 			break
 		}
+		name = strings.TrimLeft(name, ",")
+		if !strings.HasPrefix(rest, `"`) {
+			end := strings.IndexAny(rest, ",}")
+			if end < 0 {
+				break
+			}
+			labels[name], text = rest[:end], rest[end:]
+			continue
+		}
 		var value strings.Builder
-		i := 0
+		i := 1
 		for ; i < len(rest) && rest[i] != '"'; i++ {
 			if rest[i] == '\\' && i+1 < len(rest) {
 				i++
 			}
 			value.WriteByte(rest[i])
 		}
-		labels[strings.TrimLeft(name, ",")] = value.String()
+		labels[name] = value.String()
 		text = rest[min(i+1, len(rest)):]
 	}
 	return labels

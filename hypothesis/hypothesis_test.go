@@ -136,7 +136,7 @@ func TestJudge(t *testing.T) {
 	counted := run("a", 320, 57)
 	counted.Counts = Counts{
 		`culprit_lab_copies_total{branch="pages",pool="index_k"}`: 12, `culprit_lab_copies_total{branch="token_granular",pool="latent"}`: 5,
-		`probe!host.token_granular{pool="latent"}`: 5, `probe!host.token_granular{pool="index_k"}`: 0, "logs!wedge": 3,
+		"probe!host.token_granular": 5, `probe!host.token_granular{pool="latent",page=64}`: 5, "logs!wedge": 3,
 	}
 	quiet := counted
 	quiet.Failures = 0
@@ -173,9 +173,12 @@ func TestJudge(t *testing.T) {
 		{"count", "metric(copies, branch=pages, pool=index_k) > 0", []Observation{counted}, ledger.Supported, "12, with 57 of 320"},
 		{"never hit", "metric(copies, branch=token_granular, pool=index_k) > 0", []Observation{counted}, ledger.Refuted, "0, with 57"},
 		{"never hit, but nothing failed", "metric(copies, branch=token_granular, pool=index_k) > 0", []Observation{quiet}, ledger.Undecided, "without the failure"},
-		{"misspelt label", "metric(copies, branch=token_granular, pool=index_kk) > 0", []Observation{counted}, ledger.Undecided, `never has pool=index_kk; nearest: "index_k"`},
+		{"misspelt label", "metric(copies, branch=token_granular, pool=index_kk) > 0", []Observation{counted}, ledger.Undecided, `nothing in the run has pool=index_kk; nearest: "index_k"`},
 		{"misspelt metric", "metric(copeis) > 0", []Observation{counted}, ledger.Undecided, `no metric "copeis"; nearest`},
 		{"probe", "probe(host.token_granular, pool=index_k) > 0", []Observation{counted}, ledger.Refuted, ""},
+		{"probe, all hits", "probe(host.token_granular) == 5", []Observation{counted}, ledger.Supported, ""},
+		{"probe by a number", "probe(host.token_granular, page=64) == 5", []Observation{counted}, ledger.Supported, ""},
+		{"no such probe", "probe(host.token_granular, poool=index_k) > 0", []Observation{counted}, ledger.Undecided, `no`},
 		{"probe against another", "probe(host.token_granular, pool=index_k) < probe(host.token_granular, pool=latent)", []Observation{counted}, ledger.Supported, ""},
 		{"logs", "logs(wedge) > 2", []Observation{counted}, ledger.Supported, ""},
 
@@ -210,7 +213,7 @@ func TestJudge(t *testing.T) {
 func TestErrorHolds(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	space := subject().Space
-	const worlds = 100
+	const worlds = 60
 	for _, tt := range []struct {
 		prediction  string
 		left, right float64 // rates
@@ -328,10 +331,10 @@ func TestNextForbidden(t *testing.T) {
 func TestCountsOf(t *testing.T) {
 	events := []*history.Event{
 		{Kind: history.Metrics, Values: map[string]float64{`x_total{a="1"}`: 5, "running": 3}},
-		{Kind: history.Probe, Name: "p", Values: map[string]float64{`hits{pool="a"}`: 7}},
+		{Kind: history.Probe, Name: "pack", Values: map[string]float64{"p": 7, `p{pool="a"}`: 7}},
 		{Kind: history.Metrics, Values: map[string]float64{`x_total{a="1"}`: 9, "running": 2}},
 		{Kind: history.Metrics, Values: map[string]float64{`x_total{a="1"}`: 1}}, // began anew
-		{Kind: history.Probe, Name: "p", Values: map[string]float64{`hits{pool="a"}`: 9}},
+		{Kind: history.Probe, Name: "pack", Values: map[string]float64{"p": 9, `p{pool="a"}`: 9}},
 		{Kind: history.Log, Name: "wedge", Values: map[string]float64{"lines": 2}},
 		{Kind: history.Log, Name: "cache", Text: "cold"},
 	}
@@ -346,7 +349,7 @@ func TestCountsOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Counts{`x_total{a="1"}`: 5, "running": 3, `probe!p{pool="a"}`: 2, "logs!wedge": 2}
+	want := Counts{`x_total{a="1"}`: 5, "running": 3, "probe!p": 9, `probe!p{pool="a"}`: 9, "logs!wedge": 2}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
 	}

@@ -30,7 +30,9 @@ type Observation struct {
 	Counts   Counts         `json:"counts,omitempty"`
 	Finding  *FindingResult `json:"finding,omitempty"`
 
-	Attestation *target.Attestation `json:"-"` // nil where there is none
+	// Attestation is nil where there is none, and in the ledger where a run's
+	// directory has it.
+	Attestation *target.Attestation `json:"attestation,omitempty"`
 }
 
 // FindingResult is what a hunt came to.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/experiment"
@@ -56,6 +57,21 @@ func (b *book) prior(ctx context.Context, resume bool) (odds map[string]float64,
 // the limit of a prediction is never decided.
 const mostLaunches = 12
 
+// mostVoid is how often an arm may turn out not to be what it claims.
+const mostVoid = 2
+
+// void counts the trials of each arm that don't count.
+func (b *book) void() (map[string]int, error) {
+	trials, err := b.trials()
+	counts := map[string]int{}
+	for _, t := range trials {
+		if t.Void != "" {
+			counts[t.Arm.String()]++
+		}
+	}
+	return counts, err
+}
+
 // huntHypotheses runs the experiments that tell the hypotheses apart, one launch
 // after another, until all are settled or nothing more can be told.
 func huntHypotheses(ctx context.Context, o HuntOptions, hunt experiment.HuntOptions, h *huntScreen) (search.Status, error) {
@@ -73,7 +89,14 @@ func huntHypotheses(ctx context.Context, o HuntOptions, hunt experiment.HuntOpti
 		if err != nil {
 			return nil, 0, "", false, err
 		}
+		void, err := h.book.void()
+		if err != nil {
+			return nil, 0, "", false, err
+		}
 		for _, e := range list {
+			if slices.ContainsFunc(e.Arms, func(a design.Arm) bool { return void[a.String()] >= mostVoid }) {
+				continue
+			}
 			// The arm of the experiment that has had the fewest launches.
 			for _, a := range e.Arms {
 				if n := ran[a.String()]; n < mostLaunches && (arm == nil || n < ran[arm.String()]) {

@@ -170,7 +170,7 @@ func (b *book) judge(ctx context.Context) error {
 		if err := json.Unmarshal(e.Content, &observations[i]); err != nil {
 			return fmt.Errorf("read evidence %s of the ledger: %w", e.Source, err)
 		}
-		if !attests {
+		if !attests || observations[i].Attestation != nil {
 			continue
 		}
 		if observations[i].Attestation, err = b.attestation(e); err != nil {
@@ -203,26 +203,23 @@ func (b *book) judge(ctx context.Context) error {
 	return b.ledger.Judge(ctx, fresh)
 }
 
-// attestation reads a piece of evidence's attestation, if its file is still
-// there.
+// attestation reads that of a run, if its file is still there.
 func (b *book) attestation(e ledger.Evidence) (*target.Attestation, error) {
-	path := e.Source
+	if e.Kind != "run" {
+		return nil, nil
+	}
+	path := filepath.FromSlash(e.Source)
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(b.dir(), path)
 	}
-	if e.Kind == "run" {
-		path = filepath.Join(path, experiment.AttestFile)
-	} else if e.Kind != "attestation" {
-		return nil, nil
-	}
-	a, err := readAttestation(path)
+	a, err := readAttestation(filepath.Join(path, experiment.AttestFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return a, err
 }
 
-// Standing is where everything in a case's ledger stands.
+// standing is where everything in a case's ledger stands.
 func (b *book) standing(ctx context.Context) (report.Standing, error) {
 	s := report.Standing{Case: b.subject.Path}
 	hypotheses, err1 := b.ledger.Hypotheses(ctx)
@@ -297,8 +294,21 @@ func (b *book) next(ctx context.Context, s report.Standing) ([]hypothesis.Experi
 	if err != nil {
 		return nil, err
 	}
+	trials, err := b.subject.ReadTrials(b.base)
+	if err != nil {
+		return nil, err
+	}
+	cost, n := 0.0, 0.0
+	for _, t := range trials {
+		if t.Observation.LaunchCost > 0 {
+			cost, n = cost+t.Observation.LaunchCost, n+1
+		}
+	}
+	if n > 0 {
+		cost /= n
+	}
 	return hypothesis.Next(b.subject.Space, b.candidates(s), hypothesis.Options{
-		Batch: max(failing.Plan.Concurrency, 1) * max(failing.Plan.Workload.Rounds, 1), Disputed: disputed,
+		LaunchCost: cost, Batch: max(failing.Plan.Concurrency, 1) * max(failing.Plan.Workload.Rounds, 1), Disputed: disputed,
 	}), nil
 }
 

@@ -143,6 +143,10 @@ func (b *book) latestAttestation(ctx context.Context) (*target.Attestation, erro
 		return nil, err
 	}
 	for _, e := range slices.Backward(evidence) {
+		var o hypothesis.Observation
+		if err := json.Unmarshal(e.Content, &o); err == nil && o.Attestation != nil {
+			return o.Attestation, nil
+		}
 		if a, err := b.attestation(e); err != nil || a != nil {
 			return a, err
 		}
