@@ -33,6 +33,8 @@ type Observation struct {
 	// Attestation is nil where there is none, and in the ledger where a run's
 	// directory has it.
 	Attestation *target.Attestation `json:"attestation,omitempty"`
+	// Attest reads it there; nil where there is none.
+	Attest func() (*target.Attestation, error) `json:"-"`
 }
 
 // FindingResult is what a hunt came to.
@@ -69,7 +71,7 @@ func (p *Prediction) Judge(s design.Space, all []Observation) (j ledger.Judgemen
 	}
 	switch p.left.kind {
 	case attest:
-		return p.byAttestation(last), true
+		return p.byAttestation(last)
 	case rate:
 		return p.byRate(s, all), true
 	default:
@@ -85,7 +87,7 @@ func rejected(why string) ledger.Judgement {
 func (p *Prediction) speaks(o Observation) bool {
 	switch p.left.kind {
 	case attest:
-		return o.Attestation != nil || o.Void != ""
+		return o.Attestation != nil || o.Attest != nil || o.Void != ""
 	case rate:
 		return o.Requests > 0 || o.Void != ""
 	default:
@@ -133,21 +135,29 @@ func (t *term) fits(s design.Space, o Observation) (fit, string) {
 }
 
 // byAttestation reads a live setting.
-func (p *Prediction) byAttestation(o Observation) ledger.Judgement {
-	ok, why, err := p.claim.Holds(o.Attestation, design.Level{})
-	if err != nil {
-		return ledger.Judgement{Verdict: ledger.Undecided, Error: 1, Text: "can't be told: " + err.Error()}
+func (p *Prediction) byAttestation(o Observation) (j ledger.Judgement, bears bool) {
+	a := o.Attestation
+	if a == nil {
+		var err error
+		if a, err = o.Attest(); err != nil {
+			return ledger.Judgement{Verdict: ledger.Undecided, Error: 1, Text: "can't be told: " + err.Error()}, true
+		}
+		if a == nil {
+			return j, false
+		}
 	}
-	j := ledger.Judgement{Verdict: ledger.Refuted, Text: why}
+	ok, why, err := p.claim.Holds(a, design.Level{})
+	if err != nil {
+		return ledger.Judgement{Verdict: ledger.Undecided, Error: 1, Text: "can't be told: " + err.Error()}, true
+	}
+	j = ledger.Judgement{Verdict: ledger.Refuted, Text: why}
 	if ok {
 		j.Text = "the live server has it"
 	}
 	if ok != p.negated {
 		j.Verdict = ledger.Supported
-	} else if ok {
-		j.Text = "the live server has it, against the prediction"
 	}
-	return j
+	return j, true
 }
 
 // byFinding asks whether the factors are in every cause that the hunt found.

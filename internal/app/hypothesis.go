@@ -162,19 +162,13 @@ func (b *book) judge(ctx context.Context) error {
 	for _, j := range judged {
 		done[pair{j.Prediction, j.Evidence}] = true
 	}
-	attests := slices.ContainsFunc(hypotheses, func(h ledger.Hypothesis) bool {
-		return slices.ContainsFunc(h.Predictions, func(p ledger.Prediction) bool { return strings.Contains(p.Text, "attest") })
-	})
 	observations := make([]hypothesis.Observation, len(evidence))
 	for i, e := range evidence {
 		if err := json.Unmarshal(e.Content, &observations[i]); err != nil {
 			return fmt.Errorf("read evidence %s of the ledger: %w", e.Source, err)
 		}
-		if !attests || observations[i].Attestation != nil {
-			continue
-		}
-		if observations[i].Attestation, err = b.attestation(e); err != nil {
-			return err
+		if e.Kind == "run" {
+			observations[i].Attest = func() (*target.Attestation, error) { return b.attestation(e) }
 		}
 	}
 	var fresh []ledger.Judgement
@@ -357,14 +351,19 @@ func AddHypothesis(ctx context.Context, o HypothesisOptions, w hypothesis.Writte
 	return b.show(ctx, w.Name, out)
 }
 
-// ListHypotheses shows where every hypothesis stands.
-func ListHypotheses(ctx context.Context, o HypothesisOptions, out Output) error {
+// Hypotheses is where every hypothesis of a case stands, with all evidence.
+func Hypotheses(ctx context.Context, o HypothesisOptions) (report.Standing, error) {
 	b, err := openBook(ctx, o)
 	if err != nil {
-		return err
+		return report.Standing{}, err
 	}
 	defer b.Close() //nolint:errcheck // what was written is committed
-	s, err := b.standing(ctx)
+	return b.standing(ctx)
+}
+
+// ListHypotheses shows where every hypothesis stands.
+func ListHypotheses(ctx context.Context, o HypothesisOptions, out Output) error {
+	s, err := Hypotheses(ctx, o)
 	if err != nil {
 		return err
 	}
