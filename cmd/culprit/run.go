@@ -71,6 +71,10 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		out = nil
 	}
 	server := c.server()
+	if c.Lab {
+		c.fitLab()
+		server = app.Server{BaseURL: "http://127.0.0.1"} // for a dry run: the lab picks a port
+	}
 	if c.Lab && !c.DryRun {
 		stop, err := c.startLab(ctx, &server)
 		if err != nil {
@@ -86,6 +90,29 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	return judged(status)
+}
+
+// fitLab makes smaller by default what doesn't fit into the lab's context, or
+// comes so near to its end that the model makes mistakes of its own.
+func (c *runCommand) fitLab() {
+	knob := func(name string, value int) {
+		if c.Set[name] == 0 {
+			if c.Set == nil {
+				c.Set = map[string]int{}
+			}
+			c.Set[name] = value
+		}
+	}
+	switch c.Kind {
+	case "recall":
+		c.Rounds = cmp.Or(c.Rounds, 12)
+	case "echo":
+		knob("copy_lines", 24)
+	case "burst", "churn", "mixed":
+		c.ContextLines = cmp.Or(c.ContextLines, 32)
+	case "evict":
+		knob("filler_lines", 48)
+	}
 }
 
 // randomKey makes a run key.

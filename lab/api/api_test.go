@@ -143,6 +143,7 @@ func TestBadRequests(t *testing.T) {
 		{"stream_options alone", "POST", chat, `{` + hello + `,"stream_options":{"include_usage":true}}`, 400, "set stream to true", "stream_options", ""},
 		{"n", "POST", chat, `{` + hello + `,"n":2}`, 400, "n is not supported by this server, unless it is 1", "n", "unsupported_parameter"},
 		{"response_format", "POST", chat, `{` + hello + `,"response_format":{"type":"json_object"}}`, 400, "response_format is not supported", "response_format", "unsupported_parameter"},
+		{"response_format without schema", "POST", chat, `{` + hello + `,"response_format":{"type":"json_schema","json_schema":{"name":"x"}}}`, 400, "response_format is not supported", "response_format", "unsupported_parameter"},
 		{"logit_bias", "POST", chat, `{` + hello + `,"logit_bias":{"5":1}}`, 400, "logit_bias is not supported", "logit_bias", "unsupported_parameter"},
 		{"tool_choice required", "POST", chat, `{` + hello + `,"tool_choice":"required"}`, 400, `tool_choice "required" is not supported`, "tool_choice", "unsupported_parameter"},
 		{"tool_choice named", "POST", chat, `{` + hello + `,"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, "is not supported", "tool_choice", "unsupported_parameter"},
@@ -212,7 +213,7 @@ func deref(s *string) string {
 func TestHarmlessMembers(t *testing.T) {
 	s := newServer(t, lab.Config{})
 	for _, extra := range []string{
-		`"n":1`, `"n":null`, `"frequency_penalty":0.0`, `"logit_bias":{}`, `"response_format":{"type":"text"}`, `"user":"me"`, `"stop":null`,
+		`"n":1`, `"n":null`, `"frequency_penalty":0.0`, `"logit_bias":{}`, `"response_format":{"type":"text"}`, `"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object"}}}`, `"user":"me"`, `"stop":null`,
 		`"stop":[]`, `"tool_choice":"auto"`, `"tools":[]`, `"metadata":{"a":1}`, `"parallel_tool_calls":true`, `"max_completion_tokens":3`,
 		`"chat_template_kwargs":{"thinking":true}`, `"seed":-5`, `"model":"tiny"`, `"top_k":-1`, `"temperature":null`, `"stream":false`,
 	} {

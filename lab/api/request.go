@@ -115,7 +115,7 @@ func read(w http.ResponseWriter, r *http.Request, v any) *failure {
 	}
 	for _, u := range unsupported {
 		value, ok := members[u.name]
-		if ok && value != nil && !slices.ContainsFunc(u.allowed, func(a any) bool { return reflect.DeepEqual(a, value) }) {
+		if ok && value != nil && !(u.name == "response_format" && isSchema(value)) && !slices.ContainsFunc(u.allowed, func(a any) bool { return reflect.DeepEqual(a, value) }) {
 			return &failure{
 				status: http.StatusBadRequest, param: u.name, code: "unsupported_parameter",
 				message: fmt.Sprintf("%s is not supported by this server%s", u.name, unless(u.allowed)),
@@ -123,6 +123,16 @@ func read(w http.ResponseWriter, r *http.Request, v any) *failure {
 		}
 	}
 	return nil
+}
+
+// isSchema says whether a response format is a JSON schema. It is taken, and
+// nothing enforces it: the model writes the object that the prompt asks for in
+// words, as it was taught to.
+func isSchema(format any) bool {
+	f, _ := format.(map[string]any)
+	schema, _ := f["json_schema"].(map[string]any)
+	_, ok := schema["schema"].(map[string]any)
+	return ok && f["type"] == "json_schema"
 }
 
 func unless(allowed []any) string {
