@@ -115,7 +115,9 @@ func read(w http.ResponseWriter, r *http.Request, v any) *failure {
 	}
 	for _, u := range unsupported {
 		value, ok := members[u.name]
-		if ok && value != nil && !(u.name == "response_format" && isSchema(value)) && !slices.ContainsFunc(u.allowed, func(a any) bool { return reflect.DeepEqual(a, value) }) {
+		harmless := value == nil || u.name == "response_format" && isSchema(value) ||
+			slices.ContainsFunc(u.allowed, func(a any) bool { return reflect.DeepEqual(a, value) })
+		if ok && !harmless {
 			return &failure{
 				status: http.StatusBadRequest, param: u.name, code: "unsupported_parameter",
 				message: fmt.Sprintf("%s is not supported by this server%s", u.name, unless(u.allowed)),
