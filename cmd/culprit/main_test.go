@@ -136,6 +136,7 @@ func fakeServer() {
 	flag.IntVar(&plan.ContextLines, "context-lines", 0, "")
 	flag.StringVar(&f.fault, "fault", "", "")
 	flag.Int64Var(&f.every, "every", 4, "the fault hits each so many requests")
+	flag.Int64Var(&f.weak, "weak", 0, "each so many replies has a wrong argument, whatever the settings and the load")
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
 	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
@@ -161,9 +162,13 @@ func fakeServer() {
 	<-ctx.Done()
 }
 
+// wrongValue is what a weak model gets wrong.
+var wrongValue = regexp.MustCompile(`:\s*"[^"]*"`)
+
 type fake struct {
 	fault   string
 	every   int64
+	weak    int64
 	always  bool
 	delay   time.Duration
 	running atomic.Int64
@@ -291,7 +296,13 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 		answer = *known
 	}
 	time.Sleep(f.delay) // a batch forms
-	if n := f.served.Add(1); f.fault != "" && n%f.every == 0 && (running > 1 || f.always) {
+	n := f.served.Add(1)
+	if f.weak > 0 && n%f.weak == 0 && len(answer.ToolCalls) > 0 {
+		calls := slices.Clone(answer.ToolCalls)
+		calls[0].Function.Arguments = wrongValue.ReplaceAllString(calls[0].Function.Arguments, `:"wrong"`)
+		answer.ToolCalls = calls
+	}
+	if f.fault != "" && n%f.every == 0 && (running > 1 || f.always) {
 		switch f.fault {
 		case "salad":
 			answer = openai.Reply{Content: `<invoke ship " , carrier " V V V` + "\x1b[2J", FinishReason: "stop"}
