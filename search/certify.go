@@ -438,7 +438,7 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 	limit = max(1.5*base, mean/8)
 	for p := limit; p < mean; p *= 1.05 {
 		cost := size / divergence(base, p)
-		again := 3 * (cost + each/divergence(mean, p)) // of a limit that is too high
+		again := 5 * (cost + each/divergence(mean, p)) // of a limit that is too high
 		for i, w := range byRate {
 			if r := h.grid.rates[i]; r <= p {
 				cost += w * again
@@ -528,14 +528,15 @@ func (h *hunt) claim(q question) (decided, error) {
 		batch = h.options.Batch
 	}
 	d := decided{claimed: claimed{arm: a}}
-	cost, last := 0.0, 0.0
+	cost, last, launch := 0.0, 0.0, 0
 	fresh := true
 	for {
 		more, err := h.measure(a, batch, fresh, q.phase, q.why)
 		if err != nil {
 			return d, err
 		}
-		if fresh {
+		if h.running.launch != launch {
+			launch = h.running.launch
 			test.Launch()
 			d.launches = append(d.launches, stats.Cluster{})
 			cost += h.launchCost()
@@ -549,24 +550,52 @@ func (h *hunt) claim(q question) (decided, error) {
 			d.side = above // not proven, but not worth more
 			return d, nil
 		}
-		evidence := max(test.Below(), test.Above())
+		if q.want == above && q.phase == Confirm && a.within(h.belief.region) && h.belief.failsAt(h.belief.visit(a)) < 0.01 {
+			d.side = below // likewise
+			return d, nil
+		}
+		low, high := test.Below(), test.Above()
 		switch {
-		case test.Below() >= enough:
+		case low >= enough:
 			d.side, d.at = below, len(h.record)
 			return d, nil
-		case test.Above() >= enough:
+		case high >= enough:
 			d.side = above
+			return d, nil
+		case q.phase == Spot && h.clearlyAbove(d.launches):
+			d.side = above // how often doesn't matter here
 			return d, nil
 		case cost > most || len(d.launches) > 40:
 			return d, nil
 		}
-		// Go on elsewhere when the launch tells less for a request than all
-		// of it did on average.
+		evidence := max(low, high)
 		gain := (evidence - last) / float64(more.Trials)
 		last = evidence
-		fresh = !h.running.up || len(h.options.Dispersion.CV) > 1 &&
-			float64(here.Trials) >= 2/h.limit && gain < evidence/cost
+		fresh = !h.running.up
+		if len(h.options.Dispersion.CV) > 1 && !fresh {
+			if low >= high {
+				fresh = h.elsewhere(test, batch, h.ladders.requestCost(a))
+			} else {
+				// When the launch tells less for a request than all did on
+				// average, go on elsewhere.
+				fresh = float64(here.Trials) >= 2/h.limit && gain < evidence/cost
+			}
+		}
 	}
+}
+
+// elsewhere says whether a new launch is expected to tell more for its cost than
+// going on in the running one, if the arm is clean.
+func (h *hunt) elsewhere(test *stats.Threshold, batch int, each float64) bool {
+	stay, move := 0.0, 0.0
+	for range 4 {
+		more := stats.Cluster{Trials: batch}
+		cost := float64(batch) * each
+		stay = max(stay, test.Gain(more, false)/cost)
+		move = max(move, test.Gain(more, true)/(cost+h.launchCost()))
+		batch *= 2
+	}
+	return move > stay
 }
 
 // nearMiss tests that a region is clean. When it can't be run, one below it that

@@ -409,7 +409,7 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 			}
 			continue
 		}
-		if best, chance := p.best(); chance >= enough || chance > 0.5 && h.proven(p.hypotheses[best].arm(len(region))) {
+		if best, chance := p.best(); chance >= enough || chance > 0.6 && h.proven(p.hypotheses[best].arm(len(region))) {
 			return p.hypotheses[best].arm(len(region)), nil
 		}
 		plan := newPlanner(h, p)

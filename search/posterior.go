@@ -180,14 +180,15 @@ type cell struct {
 }
 
 // noneCell is the hypothesis that each arm fails or not as if by the toss of a
-// coin, but for the region itself, which fails. Log likelihoods are by rate of
-// failure (with dispersion), then base.
+// coin, but for the region itself, which fails. Tables are by rate of failure
+// (with dispersion), then base.
 type noneCell struct {
 	visits  []noneVisit
 	current int       // visit
-	own     []float64 // of the current visit
-	others  []float64 // of all the others
-	offset  float64   // what the cells' likelihoods were divided by
+	others  []float64 // log likelihood of all visits but the current one
+	weights []float64 // of the grid, times the likelihood of the others, up to exp(top)
+	top     float64
+	offset  float64 // what the cells' likelihoods were divided by
 	chance  float64
 }
 
@@ -249,6 +250,7 @@ func newPosterior(g *grid, region arm, odds []float64, size int) (*posterior, bo
 	}
 	p.cells = []cell{one}
 	p.none.others = make([]float64, len(g.failing)*len(g.clean))
+	p.none.weights = make([]float64, len(p.none.others))
 	p.none.current = -1
 	p.weigh()
 	return p, true
@@ -347,7 +349,7 @@ func (p *posterior) observe(a arm, launch int, more stats.Cluster) {
 		clean[i] = m.LogStep(before, more)
 		top = max(top, clean[i])
 	}
-	p.none.observe(v, failing, clean, top)
+	p.none.observe(g, v, failing, clean, top)
 	for i := range failing {
 		failing[i] = math.Exp(failing[i] - top)
 	}
@@ -429,15 +431,19 @@ func (p *posterior) weigh() {
 
 // observe takes in the log likelihoods of what a visit has shown, if it fails
 // and if it is clean.
-func (n *noneCell) observe(visit int, failing, clean []float64, offset float64) {
+func (n *noneCell) observe(g *grid, visit int, failing, clean []float64, offset float64) {
 	if n.current != visit {
-		for i, l := range n.own {
-			n.others[i] += l
+		if n.current >= 0 {
+			n.visits[n.current].addTo(n.others, 1)
 		}
 		n.current = visit
-		n.own = n.visits[visit].logLikelihood(n.own)
-		for i, l := range n.own {
-			n.others[i] -= l
+		n.visits[visit].addTo(n.others, -1)
+		n.top = slices.Max(n.others)
+		for i, w := range g.weight {
+			for j := range g.bound[i%len(g.rates)] {
+				at := i*len(g.clean) + j
+				n.weights[at] = w * g.baseWeight[j] * math.Exp(n.others[at]-n.top)
+			}
 		}
 	}
 	v := &n.visits[visit]
@@ -447,22 +453,43 @@ func (n *noneCell) observe(visit int, failing, clean []float64, offset float64) 
 	for i, l := range clean {
 		v.clean[i] += l
 	}
-	n.own = v.logLikelihood(n.own)
 	n.offset += offset
 }
 
-func (v *noneVisit) logLikelihood(out []float64) []float64 {
-	out = out[:0]
-	for _, f := range v.failing {
-		for _, c := range v.clean {
-			l := f
-			if !v.region {
-				l = max(f, c) + math.Log1p(math.Exp(-math.Abs(f-c))) - math.Ln2
+// addTo adds the visit's log likelihoods, sign times, to a table.
+func (v *noneVisit) addTo(table []float64, sign float64) {
+	if v.region {
+		for i, f := range v.failing {
+			for j := range v.clean {
+				table[i*len(v.clean)+j] += sign * f
 			}
-			out = append(out, l)
+		}
+		return
+	}
+	failing, clean, top := v.likelihoods()
+	for i, f := range failing {
+		for j, c := range clean {
+			l := top + math.Log((f+c)/2)
+			if f+c == 0 { // both far below the best
+				a, b := v.failing[i], v.clean[j]
+				l = max(a, b) + math.Log1p(math.Exp(-math.Abs(a-b))) - math.Ln2
+			}
+			table[i*len(clean)+j] += sign * l
 		}
 	}
-	return out
+}
+
+// likelihoods are up to a factor of exp(top).
+func (v *noneVisit) likelihoods() (failing, clean []float64, top float64) {
+	top = max(slices.Max(v.failing), slices.Max(v.clean))
+	failing, clean = make([]float64, len(v.failing)), make([]float64, len(v.clean))
+	for i, l := range v.failing {
+		failing[i] = math.Exp(l - top)
+	}
+	for i, l := range v.clean {
+		clean[i] = math.Exp(l - top)
+	}
+	return failing, clean, top
 }
 
 // logLikelihood is averaged over the grid, and relative to the cells'.
@@ -470,19 +497,20 @@ func (n *noneCell) logLikelihood(g *grid) float64 {
 	if n.current < 0 {
 		return 0
 	}
-	top := math.Inf(-1)
-	for i, l := range n.own {
-		top = max(top, l+n.others[i])
+	v := &n.visits[n.current]
+	failing, clean, top := v.likelihoods()
+	if v.region {
+		clear(clean)
+	} else {
+		top -= math.Ln2
 	}
 	sum := 0.0
-	for i, w := range g.weight {
-		bound := g.bound[i%len(g.rates)]
-		for j := range bound {
-			at := i*len(g.clean) + j
-			sum += w * g.baseWeight[j] * math.Exp(n.own[at]+n.others[at]-top)
+	for i, f := range failing {
+		for j := range g.bound[i%len(g.rates)] {
+			sum += n.weights[i*len(clean)+j] * (f + clean[j])
 		}
 	}
-	return math.Log(sum) + top - n.offset
+	return math.Log(sum) + top + n.top - n.offset
 }
 
 // best is the likeliest hypothesis and its probability.

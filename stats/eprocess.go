@@ -99,6 +99,32 @@ func (t *Threshold) Observe(more Cluster) {
 	t.launch.Trials += more.Trials
 }
 
+// Gain is by how much the evidence would grow, on the side that has no failures
+// or else on the other, if the current launch or a new one showed that.
+func (t *Threshold) Gain(more Cluster, launch bool) float64 {
+	before := t.launch
+	if launch {
+		before = Cluster{}
+	}
+	alternatives, nulls, now := t.below, t.high, t.Below()
+	if more.Failures > 0 {
+		alternatives, nulls, now = t.above, t.low, t.Above()
+	}
+	logs := make([]float64, 0, len(alternatives))
+	after := func(points []point) float64 {
+		logs = logs[:0]
+		for _, p := range points {
+			logs = append(logs, p.log+p.model.LogStep(before, more))
+		}
+		return logSumExp(logs)
+	}
+	null := math.Inf(-1)
+	for _, n := range nulls {
+		null = max(null, after(n))
+	}
+	return after(alternatives) - null - now
+}
+
 // Below is the log of the evidence that the rate is below the limit.
 func (t *Threshold) Below() float64 { return logTotal(t.below) - best(t.high) }
 

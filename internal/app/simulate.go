@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -21,8 +22,9 @@ import (
 type SimulateOptions struct {
 	Hunts int    // in each row; 0 means 1000
 	Seed  uint64 // 0 means 1
-	// Table is combinations, assumptions, launches, order, null or all.
+	// Table is combinations, assumptions, launches, order, null, or all.
 	Table string
+	Row   string // of rows, those that have this in their names; empty is all
 }
 
 // Tables are the names of what simulate can show.
@@ -49,11 +51,16 @@ func Simulate(ctx context.Context, o SimulateOptions, out Output) error {
 			return usage("table %q: there are %s", name, strings.Join(Tables(), ", "))
 		}
 	}
+	// Hunts make much garbage and hold little.
+	defer debug.SetGCPercent(debug.SetGCPercent(800))
 	for _, name := range wanted {
 		out.Screen.Printf("\n%s: launches / requests = cost of a hunt, %d hunts a row\n", name, o.Hunts)
 		for _, c := range simulations(name) {
 			if err := ctx.Err(); err != nil {
 				return err
+			}
+			if !strings.Contains(c.name, o.Row) {
+				continue
 			}
 			out.Progress.Progress(name + ": " + c.name)
 			out.Screen.Printf("%s\n", c.name)
@@ -163,8 +170,9 @@ func (s simulation) many(o SimulateOptions, method func(w *search.World, seed ui
 // hunter is the search itself.
 func hunter(options search.Options, null bool) func(*search.World, uint64) outcome {
 	return func(w *search.World, seed uint64) outcome {
-		options.Seed = seed
-		s, err := search.New(w.Space(), options)
+		o := options
+		o.Seed = seed
+		s, err := search.New(w.Space(), o)
 		if err != nil {
 			panic(err) // the worlds are ours
 		}
