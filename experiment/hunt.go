@@ -338,18 +338,27 @@ func (h *hunt) stop() {
 // as the case requires.
 func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t *Trial) (*oracle.Verdict, error) {
 	server := &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient}
-	before, err := h.attest(ctx, server)
-	if err != nil {
-		return nil, err
-	}
 	if err := os.MkdirAll(filepath.Join(dir, logsDir), 0o755); err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	before, err := h.attest(ctx, server)
+	if h.died(err) {
+		t.Observation.Outcome, t.Note = search.Void, fmt.Sprintf("the server ended before the run: %v", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	if unmet := h.Case.Attest(before, h.complete(t.Proposal.Arm)); len(unmet) > 0 {
 		t.Observation.Outcome, t.Note = search.Void, strings.Join(unmet, "\n")
 		return nil, WriteJSON(filepath.Join(dir, AttestFile), before)
 	}
 	plan, err := h.plan(ctx, number, arm, server, t.Proposal.Requests)
+	if err != nil && h.server != nil && ctx.Err() == nil {
+		h.stop()
+		t.Observation.Outcome, t.Note = search.Void, fmt.Sprintf("the server stopped answering before the run: %v", err)
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -364,7 +373,8 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	}
 	t.RunMS = time.Since(started).Milliseconds()
 	after, err := h.attest(ctx, server)
-	if err != nil {
+	died := h.died(err)
+	if err != nil && !died {
 		return nil, err
 	}
 	if err := WriteJSON(filepath.Join(dir, AttestFile), before); err != nil {
@@ -374,12 +384,26 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	if t.LaunchMS > 0 && t.Observation.Requests > 0 && t.RunMS > 0 {
 		t.Observation.LaunchCost = float64(t.LaunchMS) * float64(t.Observation.Requests) / float64(t.RunMS)
 	}
-	if t.Observation.Outcome == search.Ran {
+	switch {
+	case t.Observation.Outcome != search.Ran:
+	case died:
+		t.Observation.Outcome, t.Note = search.Void, fmt.Sprintf("the server ended during the run: %v", err)
+	default:
 		if note := h.uncounted(before, after, &movement); note != "" {
 			t.Observation.Outcome, t.Note = search.Void, note
 		}
 	}
 	return v, nil
+}
+
+// died reports whether an attestation found nothing of a server that the hunt
+// launched. What is left of it is stopped, so that the next trial launches anew.
+func (h *hunt) died(err error) bool {
+	if h.server == nil || !errors.Is(err, target.ErrNothing) {
+		return false
+	}
+	h.stop()
+	return true
 }
 
 // plan completes an arm's plan: as many sessions as the proposal asks for, of
