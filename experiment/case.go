@@ -20,6 +20,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/target"
 	"github.com/culprit-project/culprit/workload"
 )
@@ -39,6 +40,7 @@ type Case struct {
 	Packages []string                  // to be attested; nil is the engine's own
 	Logs     map[string]*regexp.Regexp // lines to be counted, by name
 	Require  []*target.Requirement
+	Probes   *probe.Pack // put into every launch; nil for none
 	Budget   Budget
 	Error    float64       // the highest probability of a wrong finding
 	Grace    time.Duration // that a server has to end by itself; 0 is the launcher's
@@ -143,6 +145,7 @@ func (r *caseReader) read(root ast.Node) {
 				r.Require = append(r.Require, q)
 			}
 		},
+		"probes": r.probes,
 		"budget": func(n ast.Node) {
 			r.keys(n, "budget", map[string]func(ast.Node){
 				"wall":     func(n ast.Node) { r.Budget.Wall = r.duration(n, "budget: wall") },
@@ -170,8 +173,66 @@ func (r *caseReader) read(root ast.Node) {
 		return
 	}
 	r.used()
+	r.probed()
 	if len(r.errs) == 0 {
 		r.renderAll()
+	}
+}
+
+// probes reads which packs are put into the launched processes, and what is
+// expected of their probes.
+func (r *caseReader) probes(n ast.Node) {
+	var packs []*probe.Pack
+	expect := map[string][]string{}
+	r.keys(n, "probes", map[string]func(ast.Node){
+		"packs": func(n ast.Node) {
+			for _, name := range r.texts(n, "probes: packs") {
+				path := name
+				if strings.ContainsAny(name, "/.") && !filepath.IsAbs(name) {
+					path = filepath.Join(filepath.Dir(r.Path), name)
+				}
+				p, err := probe.ReadPack(path)
+				if err != nil {
+					r.fail(n, "probes: %w", err)
+					continue
+				}
+				packs = append(packs, p)
+			}
+		},
+		probe.Must:  func(n ast.Node) { expect[probe.Must] = r.texts(n, "probes: must") },
+		probe.Never: func(n ast.Node) { expect[probe.Never] = r.texts(n, "probes: never") },
+	})
+	if len(packs) == 0 {
+		r.fail(n, "probes: packs: there are none")
+		return
+	}
+	all, err := probe.Merge(packs...)
+	if err != nil {
+		r.fail(n, "probes: %w", err)
+		return
+	}
+	for what, names := range expect {
+		for _, name := range names {
+			if err := all.Expect(name, what); err != nil {
+				r.fail(n, "probes: %s: %w", what, err)
+			}
+		}
+	}
+	r.Probes = all
+}
+
+// probed makes sure that the probes have a process to go into.
+func (r *caseReader) probed() {
+	if r.Probes == nil {
+		return
+	}
+	if len(r.processes) == 0 {
+		r.fail(nil, "probes: the case launches no process; put them into the server with culprit probe attach, and give culprit run its --probes")
+	}
+	for _, p := range r.processes {
+		if p.host != "" {
+			r.fail(nil, "probes: process %s runs on %s: probes go into processes of this machine alone", p.name, p.host)
+		}
 	}
 }
 

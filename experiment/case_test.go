@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/target"
 )
 
@@ -327,4 +328,53 @@ func FuzzCase(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestCaseProbes(t *testing.T) {
+	dir := t.TempDir()
+	pack := "probe_pack: 1\nname: mine\nprobes:\n  - {id: a, as: both, file: m.py, function: f}\n  - {id: b, as: both, file: m.py, function: g}\n"
+	if err := os.WriteFile(filepath.Join(dir, "mine.yaml"), []byte(pack), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	head := "target: {base_url: http://127.0.0.1:1, processes: [{command: [server, \"{{x}}\"]}]}\nfactors: {x: {suspect: a, safe: b}}\n"
+	for _, tt := range []struct{ name, text, want string }{
+		{"two packs", head + "probes: {packs: [mine.yaml, vllm], must: [b], never: [scheduler_steps]}\n", ""},
+		{"a name for several", head + "probes: {packs: [mine.yaml], must: [both]}\n", ""},
+		{"no pack", head + "probes: {must: [b]}\n", "probes: packs: there are none"},
+		{"no file", head + "probes: {packs: [nowhere.yaml]}\n", "there is no such file"},
+		{"no probe", head + "probes: {packs: [mine.yaml], must: [c]}\n", `probes: must: pack mine has no probe "c"`},
+		{"no process", "target: {base_url: http://127.0.0.1:1}\nfactors: {concurrency: {suspect: 8, safe: 1}}\nprobes: {packs: [mine.yaml]}\n", "the case launches no process"},
+		{"elsewhere", strings.Replace(head, "command", "host: gpu-1, command", 1) + "probes: {packs: [mine.yaml]}\n", "runs on gpu-1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := ParseCase(filepath.Join(dir, CaseFile), []byte(tt.text))
+			if tt.want == "" {
+				if err != nil || c.Probes == nil {
+					t.Fatalf("got %v", err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// The processes get the probes beside what they have already.
+func TestPlaceProbes(t *testing.T) {
+	h := &hunt{HuntOptions: HuntOptions{Case: &Case{Probes: &probe.Pack{Version: 1, Name: "x", Probes: []probe.Probe{{ID: "a", File: "m.py", Function: "f"}}}}}}
+	processes, err := h.placeProbes([]target.Process{{Name: "s", Env: map[string]string{"PYTHONPATH": "/own", "A": "1"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := h.probes
+	want := map[string]string{"A": "1", "PYTHONPATH": filepath.Join(dir, "python") + ":/own", probe.DirVariable: dir}
+	if diff := cmp.Diff(want, processes[0].Env); diff != "" {
+		t.Error(diff)
+	}
+	h.removeProbes()
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
 }

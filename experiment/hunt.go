@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/search"
 	"github.com/culprit-project/culprit/target"
 )
@@ -222,6 +224,7 @@ type hunt struct {
 	space  design.Space // what is varied
 	fixed  design.Arm   // what isn't, since it takes no effect
 	server *target.Launched
+	probes string              // the probe directory of the running server
 	before *target.Attestation // of the running server
 	ops    func(oracle.OpResult)
 	base   *Base // nil: all that is broken counts
@@ -315,12 +318,66 @@ func (h *hunt) launch(ctx context.Context, arm *Rendered, logs string) error {
 	if len(h.Case.SSH) > 0 {
 		launcher.SSH = h.Case.SSH
 	}
-	server, err := launcher.Launch(ctx, arm.Processes, arm.Ready, logs)
+	processes, err := h.placeProbes(arm.Processes)
 	if err != nil {
+		return err
+	}
+	server, err := launcher.Launch(ctx, processes, arm.Ready, logs)
+	if err != nil {
+		h.removeProbes()
 		return err
 	}
 	h.server = server
 	return nil
+}
+
+// placeProbes makes the processes start with the case's probes in them. Only
+// Python reads the variables, so other programs run as ever.
+func (h *hunt) placeProbes(processes []target.Process) ([]target.Process, error) {
+	if h.Case.Probes == nil {
+		return processes, nil
+	}
+	dir, err := probe.NewDir("", h.Case.Probes)
+	if err != nil {
+		return nil, err
+	}
+	h.probes = dir
+	processes = slices.Clone(processes)
+	for i := range processes {
+		p := &processes[i]
+		path, own := p.Env["PYTHONPATH"]
+		if !own && !slices.Contains(p.Unset, "PYTHONPATH") {
+			path = inherited("PYTHONPATH")
+		}
+		env := probe.Environment(dir, path) // set after Unset is taken out
+		for name, value := range p.Env {
+			if _, ours := env[name]; !ours {
+				env[name] = value
+			}
+		}
+		p.Env = env
+	}
+	return processes, nil
+}
+
+// inherited is a variable of the environment that processes are launched with.
+func inherited(name string) string {
+	for _, entry := range slices.Backward(new(exec.Cmd).Environ()) {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func (h *hunt) removeProbes() {
+	if h.probes == "" {
+		return
+	}
+	if err := probe.Remove(h.probes); err != nil && h.Logger != nil {
+		h.Logger.Error("remove probes", slog.Any("error", err))
+	}
+	h.probes = ""
 }
 
 func (h *hunt) stop() {
@@ -331,6 +388,7 @@ func (h *hunt) stop() {
 		h.Logger.Error("stop server", slog.Any("error", err))
 	}
 	h.server, h.before = nil, nil
+	h.removeProbes()
 }
 
 // run attests, drives, judges, and attests again. The trial doesn't count when
@@ -469,6 +527,9 @@ func (h *hunt) watch(server *target.Server, movement *target.Movement) func(cont
 		watch("scrape metrics", (&target.Scraper{Server: server, Start: start, Emit: both}).Run)
 		if h.server != nil && len(h.Case.Logs) > 0 {
 			watch("follow logs", (&target.Follower{Files: h.server.Logs(), Patterns: h.Case.Logs, Start: start, Emit: both}).Run)
+		}
+		if h.probes != "" {
+			watch("read probes", (&probe.Recorder{Dirs: []string{h.probes}, Start: start, Emit: both}).Run)
 		}
 		all.Wait()
 	}

@@ -34,6 +34,7 @@ const (
 	thatAlone    = "the control arm ran alone"
 	thatCold     = "the control arm ran cold"
 	thatHit      = "the cache was hit"
+	thatPathsRan = "the paths that must run did"
 )
 
 // stands says which evidence that something is wrong stands where an
@@ -50,6 +51,7 @@ var stands = map[string]Evidence{
 	thatAlone:    Times,
 	thatCold:     Times,
 	thatHit:      Times,
+	thatPathsRan: Times,
 }
 
 func (j *judgement) assumptions(truncated bool) []Assumption {
@@ -68,6 +70,9 @@ func (j *judgement) assumptions(truncated bool) []Assumption {
 		out = append(out, a)
 	}
 	if a, ok := j.cacheHit(); ok {
+		out = append(out, a)
+	}
+	if a, ok := j.pathsRan(); ok {
 		out = append(out, a)
 	}
 	for i := range out {

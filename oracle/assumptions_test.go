@@ -53,6 +53,9 @@ func TestStands(t *testing.T) {
 		thatKeptUp: func(p *play) { p.ticks = tick("cpu", 1.9) },
 		thatAlone:  func(p *play) { p.control, p.op = nothing, func(op *history.Op) { op.InFlight = 80 } },
 		thatCold:   func(p *play) { p.control, p.op = nothing, usage(259, 253) },
+		thatPathsRan: func(p *play) {
+			p.events = append(p.events, history.Event{Kind: history.Probe, Name: "pack", Values: map[string]float64{"must:load": 0, "must:store": 5}})
+		},
 		thatHit: func(p *play) {
 			cached := usage(200, 0)
 			p.op = func(op *history.Op) {
@@ -100,7 +103,7 @@ func TestStands(t *testing.T) {
 				want := e.means
 				if row[e.column] != "stands" {
 					want = Inconclusive
-					if name == thatReached || name == thatHit {
+					if name == thatReached || name == thatHit || name == thatPathsRan {
 						want = NotExercised
 					}
 				}

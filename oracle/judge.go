@@ -77,6 +77,7 @@ type judgement struct {
 	crashes   []Crash
 	phases    phases
 	client    client
+	counts    counts
 	legs      legs
 	logs      logs
 	assembler openai.Assembler
@@ -122,6 +123,7 @@ func (j *judgement) event(e *history.Event) {
 	j.phases.event(e)
 	j.client.event(e)
 	j.logs.event(e)
+	j.counts.event(e)
 	for _, w := range j.running {
 		if w.observer != nil {
 			j.guard(w, 0, func() { w.observer.Event(e, j.rec) })

@@ -15,5 +15,6 @@ var Registry = []Oracle{
 	Integrity,
 	Wedge,
 	Poison,
+	Path,
 	Greedy,
 }

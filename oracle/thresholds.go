@@ -97,6 +97,9 @@ var Classes = []Rule{
 	{Class: HealthLies, Means: Wedged, Source: Server, Rests: Connections, Tolerance: 0, Why: "a health check that says yes while a one-token generation fails is the wedge that monitoring doesn't see"},
 	{Class: Poisoned, Means: Wedged, Source: Server, Rests: Connections, Tolerance: 0, Why: "three plain requests in a row don't fail by chance on a server that works", FalseAlarm: Measured{0, 133, healthyServers}},
 
+	// Code that must not run: path.go.
+	{Class: ForbiddenPath, Means: Corrupt, Source: Server, Tolerance: 0, Why: "whoever wrote the pack says that this code must never run, and a probe in the process counted it"},
+
 	// Greedy replies that differ: numerics.go.
 	{Class: GreedyDiffers, Means: Numerics, Source: Server, Tolerance: 0, Why: "another batch makes another order of additions, so different isn't wrong", FalseAlarm: Measured{17, 165, healthyServers}},
 	{Class: GreedyImpossible, Means: Corrupt, Source: Server, Tolerance: 0, Why: "rounding moves a logit by a few tenths of a nat, so it can't choose a token that the reference puts more than 2 nat lower"},

@@ -29,6 +29,10 @@ type Verdict struct {
 	Classes    []ClassResult `json:"classes"` // those that were tried, in the order of the table
 	Breakdowns []Breakdown   `json:"breakdowns"`
 	Logs       []LogCount    `json:"logs,omitempty"` // what of the server's logs the case has counted
+	// Probes are counts of code paths; CorePercent is the highest share of a
+	// core that counting took in any process.
+	Probes      []ProbeResult `json:"probes,omitempty"`
+	CorePercent float64       `json:"core_percent,omitempty"`
 }
 
 // LogCount is how many lines of the server's logs matched one of the case's
@@ -132,6 +136,7 @@ func (j *judgement) verdict(truncated bool) *Verdict {
 		Logs:        j.logs.counts,
 	}
 	v.Broken, v.Classes = j.rec.results()
+	v.Probes, v.CorePercent = j.probes(), j.counts.cost
 	v.decide()
 	return v
 }

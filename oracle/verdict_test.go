@@ -37,7 +37,7 @@ func (o toldObserver) Op(v *View, rec *Recorder) {
 }
 
 func (o toldObserver) Event(e *history.Event, rec *Recorder) {
-	if e.Kind == history.Probe {
+	if e.Kind == history.Probe && e.Values == nil {
 		rec.Trial(0, Class(e.Name))
 		if e.Text != "" {
 			rec.Violation(Violation{Class: Class(e.Name), Note: e.Text})

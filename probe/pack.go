@@ -86,7 +86,54 @@ type Probe struct {
 	Reach     string  `yaml:"reach"      json:"reach,omitempty"`   // calls or running
 	Capture   string  `yaml:"capture"    json:"capture,omitempty"` // split or ignore
 	Control   string  `yaml:"control"    json:"control,omitempty"` // in place of the pack's
+	Expect    string  `yaml:"expect"     json:"expect,omitempty"`  // must: a run in which it didn't run is no evidence; never: it must not run
 	Branch    *int    `yaml:"branch"     json:"branch,omitempty"`  // in place of an anchor: see Branches
+}
+
+// What a pack may expect of a probe in a run.
+const (
+	Must  = "must"
+	Never = "never"
+)
+
+// Expect sets what is expected of probes, by id or by the name that several
+// share.
+func (p *Pack) Expect(name, what string) error {
+	found := false
+	for i := range p.Probes {
+		if q := &p.Probes[i]; q.ID == name || q.As == name {
+			q.Expect, found = what, true
+		}
+	}
+	if !found {
+		return fmt.Errorf("pack %s has no probe %q", p.Name, name)
+	}
+	return nil
+}
+
+// Merge makes one pack of several: a process has one. Each probe keeps the
+// control of its pack.
+func Merge(packs ...*Pack) (*Pack, error) {
+	if len(packs) == 1 {
+		return packs[0], nil
+	}
+	all := &Pack{Version: 1}
+	for _, p := range packs {
+		all.Name = strings.TrimPrefix(all.Name+"+"+p.Name, "+")
+		for _, q := range p.Probes {
+			if all.index(q.ID) >= 0 {
+				return nil, fmt.Errorf("packs %s: probe %q is in two of them", all.Name, q.ID)
+			}
+			if q.Control == "" {
+				q.Control = p.Control.Probe
+			}
+			all.Probes = append(all.Probes, q)
+		}
+	}
+	if _, key, what := all.check(); what != "" {
+		return nil, packError(all.Name, 1, key, what)
+	}
+	return all, nil
 }
 
 // Context tells twins of an anchor apart by the statement before or after.
@@ -357,6 +404,8 @@ func (q *Probe) check(ids map[string]bool) (key, what string) {
 		return "capture", fmt.Sprintf("%q: want split or ignore", q.Capture)
 	case q.Anchor == "" && q.Context != Context{}:
 		return "context", "there is no anchor that it could be of"
+	case !slices.Contains([]string{"", Must, Never}, q.Expect):
+		return "expect", fmt.Sprintf("%q: want must or never", q.Expect)
 	case q.Branch != nil && (q.Anchor != "" || *q.Branch < 0):
 		return "branch", "want a number, and no anchor beside it"
 	case q.Control != "" && !ids[q.Control]:

@@ -253,3 +253,37 @@ func TestResultsSince(t *testing.T) {
 		t.Errorf("got %s, want %s", got, NotCalled)
 	}
 }
+
+func TestValues(t *testing.T) {
+	p := &Pack{Name: "x", Control: Control{Probe: "c"}, Probes: []Probe{
+		{ID: "a", As: "both", Expect: Must, Labels: Labels{{"l", "x"}}}, {ID: "b", As: "both", Expect: Never}, {ID: "c"}, {ID: "w", When: "y"},
+	}}
+	reading := func(control uint64, a, b Placed) *Reading {
+		a.ID, a.State, b.ID, b.State = "a", "armed", "b", "armed"
+		return &Reading{Pack: p, Processes: []Process{{PID: 1, SelfTest: true, Probes: []Placed{
+			a, b, {ID: "c", State: "armed", Counts: Counts{Hits: control}}, {ID: "w", State: "armed", Counts: Counts{Hits: 9, Matches: 4}},
+		}}}}
+	}
+	first := reading(1, Placed{Counts: Counts{Hits: 2}, Labels: map[string]int64{`l="1"`: 2}}, Placed{})
+	for _, tt := range []struct {
+		name  string
+		after *Reading
+		want  map[string]float64
+	}{
+		{"nothing moved", first, map[string]float64{"must:a": 0}},
+		{
+			"the control moved", reading(2, Placed{Counts: Counts{Hits: 2}, Labels: map[string]int64{`l="1"`: 2}}, Placed{}),
+			map[string]float64{"must:a": 0, "never:b": 0, "a": 0, "b": 0, "both": 0, "c": 1, "w": 0},
+		},
+		{
+			"all moved", reading(2, Placed{Counts: Counts{Hits: 5}, Labels: map[string]int64{`l="1"`: 5}}, Placed{Counts: Counts{Hits: 1}}),
+			map[string]float64{"must:a": 3, "never:b": 1, "a": 3, "b": 1, "both": 4, `both{l="1"}`: 3, "c": 1, "w": 0},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, values(first, tt.after)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}

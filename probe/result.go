@@ -26,6 +26,8 @@ const (
 type Result struct {
 	ID        string           `json:"id"`
 	About     string           `json:"about,omitempty"`
+	As        string           `json:"as,omitempty"`
+	Expect    string           `json:"expect,omitempty"`
 	Finding   Finding          `json:"finding"`
 	Says      string           `json:"says"`
 	Armed     int              `json:"armed"`     // processes whose counts are in here
@@ -86,7 +88,7 @@ func (p *Process) moved(i int, old map[string]*Process) Counts {
 
 func (r *Reading) result(i int, old map[string]*Process) Result {
 	q := &r.Pack.Probes[i]
-	out := Result{ID: q.ID, About: q.About, matching: q.When != ""}
+	out := Result{ID: q.ID, About: q.About, As: q.As, Expect: q.Expect, matching: q.When != ""}
 	control := r.Pack.controlOf(i)
 	refusals, warned, untested := map[string]bool{}, map[string]bool{}, 0
 	var zero struct{ entered, called int } // armed processes without a hit: where the function ran, where only the control did

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -17,6 +16,8 @@ import (
 const (
 	shortestPoll = 100 * time.Millisecond
 	usualPoll    = time.Second
+	// recordEvery is short enough to say which requests a count goes with.
+	recordEvery = 200 * time.Millisecond
 )
 
 // Watcher reads a probe directory again and again, and detaches the probes when
@@ -119,7 +120,7 @@ func DetachAll(ctx context.Context, r *Reading) (int, error) {
 // only there once the control has moved.
 type Recorder struct {
 	Dirs  []string
-	Every time.Duration // 0 is a second
+	Every time.Duration // 0 is a fifth of a second
 	Start time.Time     // the history's time 0
 	Emit  func(*history.Event) error
 }
@@ -130,17 +131,17 @@ type Recorder struct {
 func (r *Recorder) Run(ctx context.Context) error {
 	every := max(r.Every, shortestPoll)
 	if r.Every == 0 {
-		every = usualPoll
+		every = recordEvery
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	first, last := map[string]*Reading{}, map[string]float64{}
+	first, before, last := map[string]*Reading{}, map[string]*Reading{}, map[string]float64{}
 	told := map[string]bool{}
 	look := func() error {
 		for _, dir := range r.Dirs {
 			reading, err := Read(dir)
 			switch {
-			case errors.Is(err, fs.ErrNotExist), err != nil:
+			case err != nil:
 				if !told[dir] {
 					told[dir] = true
 					if err := r.Emit(&history.Event{At: time.Since(r.Start), Kind: history.Probe, Name: filepath.Base(dir), Text: err.Error()}); err != nil {
@@ -151,9 +152,10 @@ func (r *Recorder) Run(ctx context.Context) error {
 			case first[dir] == nil:
 				first[dir] = reading
 			}
-			if err := r.record(reading, first[dir], last); err != nil {
+			if err := r.record(reading, first[dir], before[dir], last); err != nil {
 				return err
 			}
+			before[dir] = reading
 		}
 		return nil
 	}
@@ -169,30 +171,61 @@ func (r *Recorder) Run(ctx context.Context) error {
 	}
 }
 
-func (r *Recorder) record(reading, first *Reading, last map[string]float64) error {
+func (r *Recorder) record(reading, first, before *Reading, last map[string]float64) error {
 	e := history.Event{At: time.Since(r.Start), Kind: history.Probe, Name: reading.Pack.Name, Values: map[string]float64{}}
-	change := func(series string, n uint64) {
+	for series, n := range values(first, reading) {
 		key := reading.Dir + "\x00" + series
-		if old, known := last[key]; !known || old != float64(n) {
-			last[key], e.Values[series] = float64(n), float64(n)
-		}
-	}
-	for _, result := range Results(first, reading) {
-		if !result.Evident() {
-			continue
-		}
-		change(result.ID, result.Count())
-		if result.Counts.Entered > 0 {
-			change(result.ID+"_entered", result.Counts.Entered)
-		}
-		for label, n := range result.Labels {
-			change(result.ID+"{"+label+"}", uint64(max(n, 0)))
+		if old, known := last[key]; !known || old != n {
+			last[key], e.Values[series] = n, n
 		}
 	}
 	if len(e.Values) == 0 {
 		return nil
 	}
+	if before != nil {
+		for _, l := range Loads(before, reading) {
+			e.Values["core_percent"] = max(e.Values["core_percent"], l.CorePercent)
+		}
+	}
 	return r.Emit(&e)
+}
+
+// values are the counts between two readings by name: docs/history-format.md
+// has the names. Several probes that share a name are one count.
+func values(first, reading *Reading) map[string]float64 {
+	v := map[string]float64{}
+	silent := map[string]bool{} // names of which a part isn't evidence
+	for _, result := range Results(first, reading) {
+		n := float64(result.Count())
+		if result.Expect == Must {
+			v["must:"+result.ID] += n
+		}
+		if !result.Evident() {
+			silent[result.As] = true
+			continue
+		}
+		v[result.ID] = n
+		if result.Counts.Entered > 0 {
+			v[result.ID+"_entered"] = float64(result.Counts.Entered)
+		}
+		if result.Expect == Never {
+			v["never:"+result.ID] = n
+		}
+		name := result.ID
+		if result.As != "" {
+			name = result.As
+			v[name] += n
+		}
+		for label, n := range result.Labels {
+			v[name+"{"+label+"}"] += float64(n)
+		}
+	}
+	for name := range silent {
+		if v[name] == 0 {
+			delete(v, name)
+		}
+	}
+	return v
 }
 
 // Remove deletes a probe directory that no process uses any more.

@@ -34,6 +34,7 @@ func Terminal(s *term.Screen, v *oracle.Verdict, run Run) {
 	about(s, v, run)
 	phases(s, v)
 	classes(s, v)
+	probes(s, v)
 	breakdowns(s, v)
 	logs(s, v)
 	examples(s, v, run)
@@ -232,6 +233,41 @@ func falseAlarms(v *oracle.Verdict) string {
 		order[i] = fmt.Sprintf("%s on %s", strings.Join(on[what], ", "), what)
 	}
 	return strings.Join(order, "; ")
+}
+
+// probeRows of counts are shown, the most telling first.
+const probeRows = 12
+
+func probes(s *term.Screen, v *oracle.Verdict) {
+	if len(v.Probes) == 0 {
+		return
+	}
+	title(s, "Code paths")
+	rows := [][]string{{"count", "over the run", "broken with it", "without", "p", ""}}
+	widest := s.Columns() - 58
+	for _, p := range v.Probes[:min(len(v.Probes), probeRows)] {
+		row := []string{term.Clip(term.Safe(p.Name), max(widest, 20)), fmt.Sprintf("%.0f", p.Count), share(p.With), share(p.Without), "-", ""}
+		if p.Excess != nil {
+			row[4] = fmt.Sprintf("%.1g", p.Excess.PAdjusted)
+		}
+		if p.Associated() {
+			row[5] = s.Paint("<- goes with it", term.Bold)
+		}
+		rows = append(rows, row)
+	}
+	s.Printf("%s", s.Table("lrrrrl", rows))
+	text := fmt.Sprintf("Of ops during which the count rose, and of the others, so many were broken. It says what goes together, not what causes what. Counting took at most %.2g%% of a core of any process.", v.CorePercent)
+	if n := len(v.Probes) - probeRows; n > 0 {
+		text = fmt.Sprintf("%d more in verdict.json. ", n) + text
+	}
+	paragraph(s, "  ", "  ", text)
+}
+
+func share(r oracle.Rate) string {
+	if r.Trials == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d/%d", r.Failures, r.Trials)
 }
 
 // barColumns is the width of a breakdown's bars.

@@ -185,7 +185,7 @@ func (s *Scraper) scrape(ctx context.Context, path string) (map[string]float64, 
 	return ParseMetrics(body)
 }
 
-// Movement is what metrics and log counts did over a run. The zero value has
+// Movement is what metrics, probes and log counts did over a run. The zero value has
 // seen nothing.
 type Movement struct {
 	last   map[string]float64 // by series
@@ -202,6 +202,13 @@ func (m *Movement) Add(e *history.Event) {
 	case history.Log:
 		if n, ok := e.Values[linesKey]; ok {
 			m.lines[e.Name] += n
+		}
+	case history.Probe:
+		// A probe's counts begin with the run. Its labels' are in its own.
+		for name, value := range e.Values {
+			if !strings.ContainsAny(name, "{:") {
+				m.values["probe:"+name+"_total"] = value
+			}
 		}
 	case history.Metrics:
 		for series, value := range e.Values {

@@ -263,3 +263,26 @@ func TestFollower(t *testing.T) {
 		}
 	})
 }
+
+// A probe's count reads like the lab's counter of that name.
+func TestRequireProbes(t *testing.T) {
+	var m Movement
+	m.Add(&history.Event{Kind: history.Probe, Values: map[string]float64{"index_k_stores": 0, "must:index_k_stores": 0}})
+	m.Add(&history.Event{Kind: history.Probe, Values: map[string]float64{"index_k_stores": 7, `index_k_stores{store="fused"}`: 7}})
+	for text, want := range map[string]bool{"index_k_stores == 7": true, "index_k_stores > 7": false} {
+		r, err := CompileRequirement(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok, why, err := r.Met(&m); ok != want || err != nil {
+			t.Errorf("%s: %t %s %v", text, ok, why, err)
+		}
+	}
+	r, err := CompileRequirement("copies == 0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Met(&m); err == nil {
+		t.Error("a count that isn't evidence is taken for zero")
+	}
+}

@@ -18,6 +18,7 @@ type serverFlags struct {
 	Model   string            `placeholder:"NAME" help:"Model to ask for (default: the first of /v1/models)."`
 	APIKey  string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
 	Header  map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header; its value is never written to a file. Repeatable."`
+	Probes  []string          `type:"existingdir" placeholder:"DIR" help:"Record the counts of this probe directory of the server (culprit probe run or attach). Repeatable."`
 }
 
 // loadFlags say what is sent, and how.
@@ -149,7 +150,7 @@ func (c *runCommand) startLab(ctx context.Context, server *app.Server) (stop fun
 }
 
 func (f *serverFlags) server() app.Server {
-	return app.Server{BaseURL: f.BaseURL, Model: f.Model, APIKey: f.APIKey, Header: f.Header}
+	return app.Server{BaseURL: f.BaseURL, Model: f.Model, APIKey: f.APIKey, Header: f.Header, Probes: f.Probes}
 }
 
 type checkCommand struct {

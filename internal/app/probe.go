@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/target"
@@ -510,7 +512,7 @@ func showReading(before, after *probe.Reading, out Output) error {
 		}
 		cost = max(cost, after.Processes[i].NSPerHit)
 	}
-	s.Printf("%s: %d processes had the agent, %d of them run; a hit with a condition takes %.0f ns\n\n", term.Safe(after.Pack.Name), len(after.Processes), alive, cost)
+	s.Printf("%s: processes with the agent: %d, running: %d; a hit with a condition takes %.0f ns\n\n", term.Safe(after.Pack.Name), len(after.Processes), alive, cost)
 	rows := [][]string{{"probe", "finding", "count", "hits", "entered"}}
 	for _, r := range results {
 		row := []string{term.Safe(r.ID), string(r.Finding), "", "", ""}
@@ -592,4 +594,17 @@ func ProbeCost(ctx context.Context, pythons []string, out Output) error {
 	}
 	out.Screen.Printf("%s", out.Screen.Table(align, rows))
 	return nil
+}
+
+// recordProbes puts the counts of probe directories into a run's history.
+func recordProbes(dirs []string, logger *slog.Logger) func(context.Context, time.Time, func(*history.Event) error) {
+	if len(dirs) == 0 {
+		return nil
+	}
+	return func(ctx context.Context, start time.Time, emit func(*history.Event) error) {
+		err := (&probe.Recorder{Dirs: dirs, Start: start, Emit: emit}).Run(ctx)
+		if err != nil && logger != nil {
+			logger.Warn("read probes", slog.Any("error", err))
+		}
+	}
 }

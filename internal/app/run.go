@@ -61,6 +61,7 @@ type Server struct {
 	Model   string            // empty is the first that the server lists
 	APIKey  string            // secret
 	Header  map[string]string // values are secret
+	Probes  []string          // its probe directories
 }
 
 // headers are what each request carries.
@@ -145,6 +146,7 @@ func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Wo
 	out.Progress.Printf("%s\n%s, model %s\n%s\n", term.Safe(plan.BaseURL), term.Safe(id.String()), term.Safe(cmp.Or(plan.Model, "as recorded")), describe(plan))
 	v, err := experiment.Run(ctx, experiment.Options{
 		Dir: dir, Plan: plan, Header: s.headers(), Workload: w, Progress: progress(out.Progress), Logger: out.Logger,
+		Watch: recordProbes(s.Probes, out.Logger),
 	})
 	if err != nil {
 		return "", err

@@ -344,8 +344,9 @@ def arms(source, function):
     found = []
 
     def add(node, field, text):
+        head = node.pattern if isinstance(node, ast.match_case) else node
         into = getattr(node, field)
-        found.append((node, field, into[0].lineno if into else node.lineno, text))
+        found.append((node, field, head.lineno if field == "body" or not into else into[0].lineno, text))
 
     def visit(statements):
         for s in statements:
