@@ -125,12 +125,12 @@ class Model:
         """The heads' outputs, [R, HEADS * PLAIN]. Keys and values stay latent: k_up is applied to the query."""
         self.store_index_keys(w, h, rows[:, SLOT], turn)
         chosen, held = self.index(w, h, rows, turn, alternate)
-        q = F.linear(h, w.q).view(-1, HEADS, PLAIN + ROTARY)
-        absorbed = torch.einsum("rhd,hdl->rhl", q[..., :PLAIN], w.k_up)
-        query = torch.cat((absorbed, rope(q[..., PLAIN:], turn)), -1)
         kv = F.linear(h, w.kv)
         latent, shared = rms(kv[:, :LATENT], w.kv_norm), rope(kv[:, None, LATENT:], turn)[:, 0]
         w.latent.index_copy_(0, rows[:, SLOT], torch.cat((latent, shared), -1))
+        q = F.linear(h, w.q).view(-1, HEADS, PLAIN + ROTARY)
+        absorbed = torch.einsum("rhd,hdl->rhl", q[..., :PLAIN], w.k_up)
+        query = torch.cat((absorbed, rope(q[..., PLAIN:], turn)), -1)
         if alternate is not None:
             torch.cuda.current_stream().wait_stream(alternate)
         del held  # from here on the main stream comes after all that the alternate one has read

@@ -225,7 +225,8 @@ class Server:
         parts, reason = [], None
         while reason is None:
             token, reason = await next_event(events, reader)
-            parts.append(reply.push(token))
+            if reason != "stop":  # the last token is the end itself
+                parts.append(reply.push(token))
         rest, calls = reply.close()
         content = "".join(parts) + rest
         message = {"role": "assistant", "content": content if content or not calls else None}
@@ -251,7 +252,7 @@ class Server:
                 )
                 chunk({"role": "assistant", "content": ""})
                 begun = True
-            if part := reply.push(token):
+            if reason != "stop" and (part := reply.push(token)):
                 chunk({"content": part})
             await writer.drain()
         rest, calls = reply.close()
