@@ -82,12 +82,12 @@ class Model:
     """The weights, the cache and the forward pass.
 
     hold_query: keep the indexer's query until the streams have joined. Without it, a captured pass has the incident's
-    bug: see index.
+    bug: see index. keep_queries: keep every query, to be looked at after the pass; what is captured then has them for good.
     """
 
-    def __init__(self, weights, *, device, pages, page_size, index_dtype, read_rows, hold_query=False, log_query=False):
+    def __init__(self, weights, *, device, pages, page_size, index_dtype, read_rows, hold_query=False, keep_queries=False):
         self.device, self.page_size, self.index_dtype = device, page_size, index_dtype
-        self.read_rows, self.hold_query, self.log_query = read_rows, hold_query, log_query
+        self.read_rows, self.hold_query, self.keep_queries = read_rows, hold_query, keep_queries
         self.embed = [weights[f"embed.{i}"] for i in range(3)]
         self.norm, self.head = weights["norm"], weights["head"]
         self.layers = [
@@ -96,7 +96,7 @@ class Model:
         self.cos, self.sin = rotation(device)
         self.span = torch.arange(CONTEXT // page_size * page_size, device=device)
         self.counts = collections.Counter()  # of what a launch of a store or a reader is: both run once a layer
-        self.logged = []  # with log_query: the queries of the last pass
+        self.queries = []  # of the last pass's layers, with keep_queries
         self.chosen = None  # if it is a list, each pass appends what each of its layers reads
 
     @property
@@ -112,7 +112,7 @@ class Model:
         tokens, position = rows[:, TOKENS], rows[:, POSITION]
         turn = self.cos[position], self.sin[position]
         x = sum(F.embedding(tokens[:, i], table) for i, table in enumerate(self.embed))
-        self.logged = []
+        self.queries = []
         for w in self.layers:
             x = x + F.linear(self.attention(w, rms(x, w.attn_norm), rows, turn, alternate), w.o)
             h = rms(x, w.mlp_norm)
@@ -165,8 +165,8 @@ class Model:
         the main stream has put there since. In eager mode there is no alternate stream.
         """
         query = rope(F.linear(h, w.index_q).view(-1, INDEX_HEADS, INDEX), turn)
-        if self.log_query:
-            self.logged.append(query)
+        if self.keep_queries:
+            self.queries.append(query)
         if alternate is None:
             return self.choose(w, h, query, rows), None
         alternate.wait_stream(torch.cuda.current_stream())
@@ -218,7 +218,7 @@ class Captured:
         largest = self.sizes[-1]
         self.rows = torch.zeros(largest, TABLE + model.table_pages, dtype=torch.int64, device=model.device)
         self.next = torch.zeros(largest, dtype=torch.int64, device=model.device)
-        self.graphs, self.launches, self.replays, self.logged = {}, {}, collections.Counter(), {}
+        self.graphs, self.launches, self.replays, self.queries = {}, {}, collections.Counter(), {}
         model.forward(self.rows[:1])  # makes what must not be made during capture: cuBLAS's handle and workspace
         if alternate is not None:
             with torch.cuda.stream(alternate):
@@ -232,7 +232,7 @@ class Captured:
                 self.next[:size] = model.forward(self.rows[:size], alternate=alternate)
             pool = pool or graph.pool()
             self.graphs[size], self.launches[size] = graph, model.counts - before
-            self.logged[size] = model.logged
+            self.queries[size] = model.queries
             model.counts = before  # nothing has run
 
     def step(self, rows):
@@ -245,5 +245,5 @@ class Captured:
         self.graphs[size].replay()
         self.replays[size] += 1
         self.model.counts += self.launches[size]
-        self.model.logged = self.logged[size]
+        self.model.queries = self.queries[size]
         return self.next[: len(rows)]

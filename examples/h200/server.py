@@ -45,7 +45,7 @@ def flags(argv=None):
     p.add_argument("--cuda-graph-bs", type=int, nargs="+", default=[8, 16, 32, 48, 64, 80, 96, 112, 128])
     p.add_argument("--disable-alt-stream", action="store_true", help="captured steps run the indexer on the main stream")
     p.add_argument("--hold-index-query", action="store_true", help="the fix: keep it until the streams have joined")
-    p.add_argument("--log-index-query", action="store_true", help="log a checksum of each layer's query, each step")
+    p.add_argument("--log", choices=["steps", "queries"], help="log each step, or a sum of each layer's index query")
     o = p.parse_args(argv)
     if CONTEXT % o.page_size:
         p.error(f"--page-size: {o.page_size} is no divisor of {CONTEXT}")
@@ -69,7 +69,7 @@ class Server:
             index_dtype=o.index_k_dtype,
             read_rows=o.index_read_rows,
             hold_query=o.hold_index_query,
-            log_query=o.log_index_query,
+            keep_queries=o.log == "queries",
         )
         captures = device.type == "cuda" and not o.disable_cuda_graph
         self.engine = Engine(
@@ -82,6 +82,7 @@ class Server:
             graph_sizes=o.cuda_graph_bs if captures else [],
             alternate=torch.cuda.Stream() if captures and not o.disable_alt_stream else None,
             decode_steps=o.num_continuous_decode_steps,
+            log_steps=o.log == "steps",
             post=self.loop.call_soon_threadsafe,
         )
         self.ready_s = time.monotonic() - started
@@ -168,7 +169,7 @@ class Server:
             "cuda_graph_bs": e.captured.sizes if e.captured else [],
             "disable_alt_stream": self.o.disable_alt_stream,
             "hold_index_query": m.hold_query,
-            "log_index_query": m.log_query,
+            "log": self.o.log,
             "device": torch.cuda.get_device_name() if m.device.type == "cuda" else "cpu",
             "torch": torch.__version__,
             "context_length": CONTEXT,

@@ -1,4 +1,4 @@
-"""Prints verdicts as a Markdown table: table.py NAME.verdict.json..."""
+"""Prints verdicts as a Markdown table: table.py DIR/NAME..., for each DIR/NAME.verdict.json"""
 
 import json
 import os
@@ -12,21 +12,24 @@ def share(rate):
 
 
 def main(paths):
-    print("| arm | verdict | broken | broken alone | replies/s | what |")
+    print("| arm | verdict | broken | broken alone | tokens/s | what |")
     print("| --- | --- | --: | --: | --: | --- |")
     for path in paths:
+        name = os.path.basename(path)
         try:
-            with open(path) as f:
+            with open(f"{path}.verdict.json") as f:
                 v = json.load(f)
         except OSError as e:
-            print(f"| {path} | {e.strerror} | | | | |")
+            print(f"| {name} | none: {e.strerror} | | | | |")
             continue
         phase = next(p for p in v["phases"] if p["phase"] == "main")
-        fired = [f"{c['class']} {c['main']['failures']}" for c in v["classes"] if c["main"]["failures"]]
-        name = os.path.basename(path).removesuffix(".verdict.json")
-        rate = f"{1000 * phase['ops'] / (phase['to_ms'] - phase['from_ms']):.0f}"
-        main, control = v["broken"]["main"], v["broken"].get("control")
-        print(f"| {name} | {v['status']} | {share(main)} | {share(control)} | {rate} | {', '.join(fired) or '-'} |")
+        speed = 1000 * phase["completion_tokens"] / (phase["to_ms"] - phase["from_ms"])
+        fired = ", ".join(f"{c['class']} {c['main']['failures']}" for c in v["classes"] if c["main"]["failures"])
+        broken = v["broken"]
+        print(
+            f"| {name} | {v['status']} | {share(broken['main'])} | {share(broken.get('control'))} "
+            f"| {speed:.0f} | {fired or '-'} |"
+        )
 
 
 if __name__ == "__main__":
