@@ -116,11 +116,16 @@ type Scraper struct {
 	Emit   func(*history.Event) error
 }
 
-const scrapeTimeout = 5 * time.Second
+const (
+	scrapeTimeout     = 5 * time.Second
+	lastScrapeTimeout = time.Second
+)
 
-// Run scrapes until ctx ends. The first event has all series, each later one
-// those that changed. A scrape that fails is an event with the reason, the
-// first time in a row; a server without metrics is one such event.
+// Run scrapes until ctx ends, and once more then: what happened since the last
+// tick counts too, and a short run has nothing else. The first event has all
+// series, each later one those that changed. A scrape that fails is an event
+// with the reason, the first time in a row; a server without metrics is one
+// such event.
 func (s *Scraper) Run(ctx context.Context) error {
 	every, path := s.Every, s.Path
 	if every == 0 {
@@ -132,10 +137,10 @@ func (s *Scraper) Run(ctx context.Context) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	last, failed := map[string]float64{}, false
-	for {
+	once := func(ctx context.Context) (gone bool, err error) {
 		values, err := s.scrape(ctx, path)
 		if ctx.Err() != nil {
-			return nil
+			return false, nil
 		}
 		event := &history.Event{At: time.Since(s.Start), Kind: history.Metrics, Name: path}
 		switch {
@@ -144,17 +149,23 @@ func (s *Scraper) Run(ctx context.Context) error {
 		case err == nil:
 			failed, event.Values = false, changes(last, values)
 		}
-		if event.Text != "" || len(event.Values) > 0 {
-			if err := s.Emit(event); err != nil {
-				return err
-			}
+		status, ok := errors.AsType[*statusError](err)
+		gone = ok && status.code == http.StatusNotFound
+		if event.Text == "" && len(event.Values) == 0 {
+			return gone, nil
 		}
-		if status, ok := errors.AsType[*statusError](err); ok && status.code == http.StatusNotFound {
-			return nil
+		return gone, s.Emit(event)
+	}
+	for {
+		if gone, err := once(ctx); gone || err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastScrapeTimeout)
+			defer cancel()
+			_, err := once(ctx)
+			return err
 		case <-tick.C:
 		}
 	}

@@ -118,6 +118,7 @@ func TestScraper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := answerer{
 			"x_total 1\ny 1\nx_bucket{le=\"1\"} 3", "x_total 1\ny 1", "x_total 3\ny 1", "down", "down", "x_total 3\ny 9", "x_total 3\ny 9",
+			"x_total 4\ny 9", // when ctx has ended
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 6500*time.Millisecond)
 		defer cancel()
@@ -134,6 +135,7 @@ func TestScraper(t *testing.T) {
 			{Kind: history.Metrics, Name: "/metrics", At: 2 * time.Second, Values: map[string]float64{"x_total": 3}},
 			{Kind: history.Metrics, Name: "/metrics", At: 3 * time.Second, Text: "connection refused"},
 			{Kind: history.Metrics, Name: "/metrics", At: 5 * time.Second, Values: map[string]float64{"y": 9}},
+			{Kind: history.Metrics, Name: "/metrics", At: 6500 * time.Millisecond, Values: map[string]float64{"x_total": 4}},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)

@@ -101,7 +101,9 @@ class Engine:
     post(function) has the function called by whoever owns the clients' connections.
     """
 
-    def __init__(self, model, *, pages, max_running, chunk, share, overlap, graph_sizes, alternate, decode_steps, log_steps, post):
+    def __init__(
+        self, model, *, pages, max_running, chunk, share, overlap, graph_sizes, alternate, decode_steps, log_steps, post
+    ):
         self.model, self.max_running, self.chunk, self.overlap, self.post = model, max_running, chunk, overlap, post
         self.decode_steps, self.log_steps = decode_steps, log_steps
         self.pages = Pages(pages, model.page_size, share)
@@ -183,7 +185,7 @@ class Engine:
             log.info("%s step: %d rows", "decode" if decode else "prefill", len(rows))
         for layer, query in enumerate(self.model.queries):
             log.info("layer %d: index query of %d rows, sum %.6f", layer, len(query), query.sum().item())
-        for (request, _, to), token, ended in zip(items, following, ends):
+        for (request, _, to), token, ended in zip(items, following, ends, strict=True):
             request.computed = to
             if ended:
                 self.commit(request, token)

@@ -82,17 +82,17 @@ class Model:
     """The weights, the cache and the forward pass.
 
     hold_query: keep the indexer's query until the streams have joined. Without it, a captured pass has the incident's
-    bug: see index. keep_queries: keep every query, to be looked at after the pass; what is captured then has them for good.
+    bug: see index. keep_queries: keep every query, to be looked at after the pass; captured ones are kept for good.
     """
 
-    def __init__(self, weights, *, device, pages, page_size, index_dtype, read_rows, hold_query=False, keep_queries=False):
+    def __init__(
+        self, weights, *, device, pages, page_size, index_dtype, read_rows, hold_query=False, keep_queries=False
+    ):
         self.device, self.page_size, self.index_dtype = device, page_size, index_dtype
         self.read_rows, self.hold_query, self.keep_queries = read_rows, hold_query, keep_queries
         self.embed = [weights[f"embed.{i}"] for i in range(3)]
         self.norm, self.head = weights["norm"], weights["head"]
-        self.layers = [
-            Layer(weights, f"layers.{n}.", pages, page_size, index_dtype, device) for n in range(LAYERS)
-        ]
+        self.layers = [Layer(weights, f"layers.{n}.", pages, page_size, index_dtype, device) for n in range(LAYERS)]
         self.cos, self.sin = rotation(device)
         self.span = torch.arange(CONTEXT // page_size * page_size, device=device)
         self.counts = collections.Counter()  # of what a launch of a store or a reader is: both run once a layer
@@ -160,9 +160,9 @@ class Model:
         """Which positions each row reads, [R, TOP], and what must be kept until the streams have joined.
 
         The incident's bug is in what this function lets go. The query is the main stream's memory. When the last
-        reference to it is dropped, the allocator gives it to whatever the main stream asks for next, which is right for
-        a reader on the same stream: it comes first. The alternate stream's reader may come later, and then it reads what
-        the main stream has put there since. In eager mode there is no alternate stream.
+        reference to it is dropped, the allocator gives that memory to whatever the main stream asks for next. That is
+        right for a reader on the same stream: it comes first. The alternate stream's reader may come later, and then
+        it reads what the main stream has put there since. In eager mode there is no alternate stream.
         """
         query = rope(F.linear(h, w.index_q).view(-1, INDEX_HEADS, INDEX), turn)
         if self.keep_queries:
@@ -175,7 +175,7 @@ class Model:
         return chosen, query if self.hold_query else None
 
     def choose(self, w, h, query, rows):
-        """The rows' own positions and the TOP - 1 others of the largest scores, the lower first where they are equal."""
+        """The rows' own positions and the TOP - 1 others of the largest scores, of equal ones the lower first."""
         read = self.read_bf16 if self.index_dtype == "bf16" else self.read_fp8
         dots = read(w, query, rows[:, TABLE:])
         scores = (dots.relu() * F.linear(h, w.index_w)[:, :, None]).sum(1) / math.sqrt(INDEX)

@@ -2,8 +2,8 @@
 
     race.py [--rows 8 32 80] [--replays 50] [--trace]
 
-The cache is filled with the prompts of as many sequences, and the same step is replayed again and again. What each layer
-chose is compared with an eager step of the same rows.
+The cache is filled with the prompts of as many sequences, and the same step is replayed again and again. What each
+layer chose is compared with an eager step of the same rows.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import text
-from model import LAYERS, TABLE, Captured, Model, load
+from model import LAYERS, Captured, Model, load
 from server import WEIGHTS
 
 PAGE, LENGTH = 64, 600
@@ -27,7 +27,10 @@ def prompts(tokenizer, count):
     words = [w.decode() for w in tokenizer.words if len(w) > 3]
     result = []
     for _ in range(count):
-        facts = [f"parcel {rng.choice(words)}: carrier {rng.choice(words)}, code {rng.randrange(10**4)}, dock {rng.randrange(99)}" for _ in range(80)]
+        facts = []
+        for _ in range(80):
+            parcel, carrier = rng.choice(words), rng.choice(words)
+            facts.append(f"parcel {parcel}: carrier {carrier}, code {rng.randrange(10**4)}, dock {rng.randrange(99)}")
         result.append(text.prompt(tokenizer, [{"role": "system", "content": "\n".join(facts)}], None)[:LENGTH])
     return result
 
@@ -38,7 +41,10 @@ def rows_of(sequence, number, low, high):
     table = [1 + number * pages + i for i in range(pages)]
     padded = table + [0] * (1024 // PAGE - pages)
     before = [0, 0, *sequence]
-    return [[before[i + 2], before[i + 1], before[i], i, table[i // PAGE] * PAGE + i % PAGE, *padded] for i in range(low, high)]
+    return [
+        [before[i + 2], before[i + 1], before[i], i, table[i // PAGE] * PAGE + i % PAGE, *padded]
+        for i in range(low, high)
+    ]
 
 
 def filled(weights, sequences, **options):
@@ -66,7 +72,7 @@ def measure(model, step, size, alternate, replays):
     for _ in range(replays):
         captured.step(rows)
         torch.cuda.synchronize()
-        wrong = torch.stack([(g.sort(-1).values != w).any(-1)[:count] for g, w in zip(got, want)])
+        wrong = torch.stack([(g.sort(-1).values != w).any(-1)[:count] for g, w in zip(got, want, strict=True)])
         bad += wrong.any().item()
         first += wrong[0].sum().item()
         anywhere += wrong.any(0).sum().item()
@@ -108,7 +114,8 @@ class Trace(TorchDispatchMode):
             at, size = self.query
             low, high = out.data_ptr(), out.data_ptr() + out.nbytes
             if low < at + size and at < high:
-                self.lines.append(f"op {self.after} {func} {tuple(out.shape)} covers {min(high, at + size) - max(low, at)} of {size} bytes")
+                covered = min(high, at + size) - max(low, at)
+                self.lines.append(f"op {self.after} {func} {tuple(out.shape)} covers {covered} of {size} bytes")
                 self.query = None
         return out
 
@@ -136,8 +143,11 @@ def main():
     tokenizer = text.Tokenizer(WEIGHTS / "vocabulary.json")
     weights = load(WEIGHTS / "model.safetensors", torch.device("cuda"))
     sequences = prompts(tokenizer, max(o.rows))
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, set up in {time.monotonic() - started:.1f} s", flush=True)
-    print("| index keys | staged at once | streams | query | rows | bad replays | wrong rows, first layer | any layer | replay, us |")
+    print(
+        f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, set up in {time.monotonic() - started:.1f} s",
+        flush=True,
+    )
+    print("| index keys | staged at once | streams | query | rows | bad replays | wrong rows: first layer | any | us |")
     print("| --- | --: | --- | --- | --: | --: | --: | --: | --: |")
     settings = [("two", "freed"), ("two", "held"), ("one", "freed")]
     for dtype, read_rows, (streams, query) in itertools.product(["bf16", "fp8"], o.read_rows, settings):
@@ -145,7 +155,9 @@ def main():
         for size in o.rows:
             alternate = torch.cuda.Stream() if streams == "two" else None
             bad, first, anywhere, total, us = measure(model, step, size, alternate, o.replays)
-            print(f"| {dtype} | {read_rows} | {streams} | {query} | {size} | {bad}/{o.replays} | {first / total:.1%} | {anywhere / total:.1%} | {us:.0f} |", flush=True)
+            shares = f"{first / total:.1%} | {anywhere / total:.1%}"
+            setting = f"{dtype} | {read_rows} | {streams} | {query} | {size}"
+            print(f"| {setting} | {bad}/{o.replays} | {shares} | {us:.0f} |", flush=True)
     if o.trace:
         for size in o.rows:
             trace(weights, sequences, size)

@@ -46,7 +46,7 @@ serve() { # FLAG...
 }
 
 get() { # PATH: of the server
-  "$python" -c 'import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1]).read().decode())' "$url$1"
+  env -u PYTHONPATH "$python" -c 'import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1]).read().decode())' "$url$1"
 }
 
 play() { # NAME FLAG...: one run against the server
@@ -134,6 +134,7 @@ cost() { # of the probes, on a healthy server: without, with, with, without
   "$culprit" probe attach "$server" "$here/probes.yaml" --dir "$dir" || return
   play cost-probed-1
   play cost-probed-2
+  (sleep 1 && get /health >/dev/null) &
   "$culprit" probe detach "$dir"
   play cost-plain-2
   "$culprit" probe read "$dir" >"$out/probes-cost.txt"
@@ -144,7 +145,7 @@ cost() { # of the probes, on a healthy server: without, with, with, without
 hunt() {
   rm -rf "$out/hunt"
   sed "s#SERVER#$here/server.py#; s#PYTHON#$python#; s#PORT#$port#g" "$here/case.yaml" >"$out/case.yaml"
-  "$culprit" hunt "$out/case.yaml" --output "$out/hunt" 2>"$out/hunt-trials.txt" | tee "$out/hunt.txt"
+  "$culprit" hunt "$out/case.yaml" --output "$out/hunt" --seed 3 --min-rate 0.05 ${WALL:+--wall "$WALL"} 2>"$out/hunt-trials.txt" | tee "$out/hunt.txt"
   cp "$out/hunt/finding.json" "$out/"
 }
 

@@ -36,7 +36,12 @@ def replied(op):
                 calls[-1][1] += call["function"].get("arguments") or ""
         if data.get("usage"):
             tokens = data["usage"]["completion_tokens"]
-    return json.dumps([{k: m.get(k) for k in ("role", "content")} for m in op["request"]["messages"]]), content, calls, tokens
+    return (
+        json.dumps([{k: m.get(k) for k in ("role", "content")} for m in op["request"]["messages"]]),
+        content,
+        calls,
+        tokens,
+    )
 
 
 def main(culprit, one, other):

@@ -19,7 +19,7 @@ import torch
 
 import text
 from engine import Engine, Request
-from model import CONTEXT, LAYERS, Model, load
+from model import CONTEXT, Model, load
 
 BODY_LIMIT = 4 << 20
 WEIGHTS = pathlib.Path(__file__).resolve().parents[2] / "lab" / "model" / "weights"
@@ -30,20 +30,26 @@ def flags(argv=None):
     p.add_argument("--host", default="127.0.0.1")
     p.add_argument("--port", type=int, default=30000)
     p.add_argument("--served-model-name", default="culprit-lab")
-    p.add_argument("--weights", type=pathlib.Path, default=WEIGHTS, help="folder of model.safetensors and vocabulary.json")
+    p.add_argument(
+        "--weights", type=pathlib.Path, default=WEIGHTS, help="folder of model.safetensors and vocabulary.json"
+    )
     p.add_argument("--device", default="cuda", help="cuda or cpu; on the CPU every step is eager")
     p.add_argument("--page-size", type=int, default=64, help="tokens of a page of the cache, a divisor of 1024")
     p.add_argument("--max-total-tokens", type=int, default=131072, help="tokens that the cache holds")
     p.add_argument("--max-running-requests", type=int, default=128, help="requests that have pages at once")
     p.add_argument("--chunked-prefill-size", type=int, default=512, help="the most tokens that one step prefills")
     p.add_argument("--disable-radix-cache", action="store_true", help="don't share the pages of common prefixes")
-    p.add_argument("--disable-overlap-schedule", action="store_true", help="send each step's tokens before the next one")
+    p.add_argument(
+        "--disable-overlap-schedule", action="store_true", help="send each step's tokens before the next one"
+    )
     p.add_argument("--num-continuous-decode-steps", type=int, default=1, help="in a row before new requests are let in")
     p.add_argument("--index-k-dtype", choices=["fp8", "bf16"], default="fp8", help="how index keys are stored")
     p.add_argument("--index-read-rows", type=int, default=16, help="rows whose keys the indexer stages at once")
     p.add_argument("--disable-cuda-graph", action="store_true", help="run decode steps eagerly")
     p.add_argument("--cuda-graph-bs", type=int, nargs="+", default=[8, 16, 32, 48, 64, 80, 96, 112, 128])
-    p.add_argument("--disable-alt-stream", action="store_true", help="captured steps run the indexer on the main stream")
+    p.add_argument(
+        "--disable-alt-stream", action="store_true", help="captured steps run the indexer on the main stream"
+    )
     p.add_argument("--hold-index-query", action="store_true", help="the fix: keep it until the streams have joined")
     p.add_argument("--log", choices=["steps", "queries"], help="log each step, or a sum of each layer's index query")
     o = p.parse_args(argv)
@@ -93,7 +99,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.loop.stop)
         self.loop.run_until_complete(asyncio.start_server(self.connection, self.o.host, self.o.port, limit=1 << 16))
-        print(f"serving {self.o.served_model_name} at http://{self.o.host}:{self.o.port}/v1, ready in {self.ready_s:.1f} s", file=sys.stderr)
+        url = f"http://{self.o.host}:{self.o.port}/v1"
+        print(f"serving {self.o.served_model_name} at {url}, ready in {self.ready_s:.1f} s", file=sys.stderr)
         self.loop.run_forever()
 
     def compute(self):
@@ -139,9 +146,14 @@ class Server:
             await answer(writer, 200, gets[path]())
         elif method == "POST" and path == "/v1/chat/completions":
             try:
-                await self.chat(json.loads(body), reader, writer)
-            except (text.Bad, ValueError, KeyError, TypeError, AttributeError) as e:
-                await answer(writer, 400, error(f"{type(e).__name__}: {e}" if not isinstance(e, text.Bad) else str(e)))
+                body = json.loads(body)
+                asked = self.read(body)
+            except text.Bad as e:
+                await answer(writer, 400, error(str(e)))
+            except (ValueError, KeyError, TypeError, AttributeError) as e:
+                await answer(writer, 400, error(f"the body can't be used: {type(e).__name__}: {e}"))
+            else:
+                await self.chat(body, *asked, reader, writer)
         else:
             await answer(writer, 404, error(f"there is no {method} {path} here"))
         return headers.get("connection", "").lower() != "close"
@@ -182,13 +194,15 @@ class Server:
 
         def add(kind, name, *rows):
             lines.append(f"# TYPE h200:{name} {kind}")
-            lines.extend(f"h200:{name}{{{labels}}} {value}" if labels else f"h200:{name} {value}" for labels, value in rows)
+            lines.extend(
+                f"h200:{name}{{{labels}}} {value}" if labels else f"h200:{name} {value}" for labels, value in rows
+            )
 
         add("gauge", "num_running_reqs", ("", len(e.running)))
         add("gauge", "num_queue_reqs", ("", len(e.waiting)))
         add("gauge", "free_pages", ("", len(e.pages.free) + len(e.pages.idle)))
-        for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "prefill_steps", "decode_steps", "decode_rows",
-                     "eager_decode_steps", "requests"):  # fmt: skip
+        steps = "prefill_steps", "decode_steps", "decode_rows", "eager_decode_steps"
+        for name in ("prompt_tokens", "cached_tokens", "generation_tokens", *steps, "requests"):
             add("counter", f"{name}_total", ("", e.stats[name]))
         replays = e.captured.replays if e.captured else {}
         add("counter", "graph_replays_total", ("", sum(replays.values())))
@@ -199,17 +213,25 @@ class Server:
 
     # Completions
 
-    async def chat(self, body, reader, writer):
-        tools = body.get("tools") if body.get("tool_choice", "auto") != "none" else None
+    def read(self, body):
+        """A body's prompt, how long the reply may be, and whether calls are looked for in it."""
         refuse(body)
+        tools = body.get("tools") if body.get("tool_choice", "auto") != "none" else None
         prompt = text.prompt(self.tokenizer, body["messages"], tools)
         room = CONTEXT - len(prompt)
         if room < 1:
             raise text.Bad(f"the prompt has {len(prompt)} tokens, and the context {CONTEXT}")
-        most = body.get("max_completion_tokens") or body.get("max_tokens") or room
+        most = int(body.get("max_completion_tokens") or body.get("max_tokens") or room)
+        if most < 1:
+            raise text.Bad(f"max_tokens is {most}, less than 1")
+        if len(prompt) + min(most, room) > self.o.max_total_tokens:
+            raise text.Bad(f"the cache holds {self.o.max_total_tokens} tokens")
+        return prompt, min(most, room), bool(tools)
+
+    async def chat(self, body, prompt, most, calls, reader, writer):
         events = asyncio.Queue()
-        request = Request(prompt, min(int(most), room), lambda *event: events.put_nowait(event))
-        reply = text.Reply(self.tokenizer, prompt[-1], bool(tools))
+        request = Request(prompt, most, lambda *event: events.put_nowait(event))
+        reply = text.Reply(self.tokenizer, prompt[-1], calls)
         self.number += 1
         head = {"id": f"chatcmpl-{self.number}", "created": int(time.time()), "model": self.o.served_model_name}
         self.engine.submit(request)
@@ -311,7 +333,8 @@ async def answer(writer, status, body):
     data = (body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)).encode()
     phrases = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Content Too Large"}
     writer.write(
-        f"HTTP/1.1 {status} {phrases[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        f"HTTP/1.1 {status} {phrases[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + data
     )
     await writer.drain()
 

@@ -7,7 +7,16 @@ import re
 PADDING, BEGIN, END, TOOLS, SYSTEM, USER, ASSISTANT, TOOL = range(8)
 FIRST_BYTE = 8
 FIRST_MARKUP = FIRST_BYTE + 256
-CONTROL = ["<｜pad｜>", "<｜begin｜>", "<｜end｜>", "<｜Tools｜>", "<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜Tool｜>"]
+CONTROL = [
+    "<｜pad｜>",
+    "<｜begin｜>",
+    "<｜end｜>",
+    "<｜Tools｜>",
+    "<｜System｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜Tool｜>",
+]
 
 OPEN_CALLS, CLOSE_CALLS = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
 OPEN_INVOKE, CLOSE_INVOKE = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"
@@ -146,7 +155,8 @@ def assistant(message):
 
 INVOKE = re.compile(rf'\s*{OPEN_INVOKE}([^"<>\n]{{1,256}})">\s*((?:(?!</?｜DSML｜invoke).)*){CLOSE_INVOKE}', re.DOTALL)
 PARAMETER = re.compile(
-    rf'{OPEN_PARAMETER}([^"<>\n]{{1,256}})" string="(true|false)">((?:(?!</?｜DSML｜).)*){CLOSE_PARAMETER}\s*', re.DOTALL
+    rf'{OPEN_PARAMETER}([^"<>\n]{{1,256}})" string="(true|false)">((?:(?!</?｜DSML｜).)*){CLOSE_PARAMETER}\s*',
+    re.DOTALL,
 )
 
 
