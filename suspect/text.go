@@ -243,7 +243,7 @@ func (l level) yaml() string {
 // plain is what YAML takes for a text, or for a number that is written as it
 // is read, also inside lists.
 var (
-	plain  = regexp.MustCompile(`^(-{0,2}[A-Za-z/][A-Za-z0-9_./-]*|0|[1-9][0-9]{0,14}|https?://[A-Za-z0-9_./:-]*[A-Za-z0-9/])$`)
+	plain  = regexp.MustCompile(`^((-{0,2}[A-Za-z]|[.]{0,2}/)[A-Za-z0-9_./-]*|0|[1-9][0-9]{0,14}|https?://[A-Za-z0-9_./:-]*[A-Za-z0-9/])$`)
 	spoken = regexp.MustCompile(`^(?i:true|false|yes|no|on|off|y|n|null|\.nan|[-.]inf)$`)
 )
 
