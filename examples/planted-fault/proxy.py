@@ -64,9 +64,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_header(name, reply.headers[name])
         self.end_headers()
         try:
-            call = Call(self.server)
+            call = Call(self.server, body)
             for line in reply:
-                self.wfile.write(call.spoil(line) if body is not None else line)
+                self.wfile.write(call.spoil(line))
                 if line == b"\n":
                     self.wfile.flush()
         finally:
@@ -80,21 +80,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Call:
-    """One reply. A tool call is text in braces here."""
+    """One reply. Where the request tells of calls, it should be one."""
 
-    def __init__(self, server):
-        self.server, self.inside, self.at = server, False, 0
+    def __init__(self, server, body):
+        self.server, self.asked, self.busy, self.at = server, b"arguments" in (body or b""), None, 0
 
     def spoil(self, line):
-        if not self.server.broken or not line.startswith(b"data: {"):
+        if not self.server.broken or not self.asked or not line.startswith(b"data: {"):
             return line
         event = json.loads(line[6:])
         for choice in event.get("choices", []):
-            text = choice.get("delta", {}).get("content")
-            if not text:
+            if not choice.get("delta", {}).get("content"):
                 continue
-            self.inside = self.inside or "{" in text and self.server.running > BUSY
-            if self.inside:
+            if self.busy is None:
+                self.busy = self.server.running > BUSY
+            if self.busy:
                 choice["delta"]["content"] = SALAD[self.at % len(SALAD)]
                 self.at += 1
         return b"data: " + json.dumps(event).encode() + b"\n"

@@ -81,7 +81,7 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	h.note(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: go on with culprit hunt --resume %s", context.Cause(ctx), o.Case)}
+		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: the same command with --resume goes on", context.Cause(ctx))}
 	case errors.Is(err, fs.ErrPermission):
 		return "", err
 	case err != nil:
