@@ -16,7 +16,7 @@ const module = "github.com/culprit-project/culprit/"
 var layers = [][]string{
 	{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
 	{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
-	{"load", "record", "replay", "suspect", "lab/host", "lab/sched", "hypothesis"},
+	{"load", "record", "replay", "watch", "suspect", "lab/host", "lab/sched", "hypothesis"},
 	{"experiment", "investigate", "lab/disagg"},
 	{"report", "bundle", "lab"},
 	{"internal/app", "lab/api"},

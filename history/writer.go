@@ -95,6 +95,9 @@ func newWriter(path string, f syncFile, h Header) (*Writer, error) {
 	return w, nil
 }
 
+// Path is the file that it writes.
+func (w *Writer) Path() string { return w.path }
+
 // Op appends an op. When it returns nil, the record survives kill -9 of this
 // process: all of it has been handed to the operating system. The error of a
 // write that failed comes back from every later call too.
