@@ -95,7 +95,7 @@ func Watch(ctx context.Context, o WatchOptions, out Output) error {
 			return usage("watch: can't listen on %s: %w; choose another address with --listen", o.Listen, err)
 		}
 		s := &http.Server{Handler: m.handler(3*cmp.Or(o.Every, watch.DefaultEvery) + p.Timeout), ReadHeaderTimeout: time.Minute}
-		defer s.Close() //nolint:errcheck // nothing is lost with it
+		defer s.Close()      //nolint:errcheck // nothing is lost with it
 		go s.Serve(listener) //nolint:errcheck // it ends when it is closed
 		out.Progress.Printf("metrics and health at http://%s/metrics and /health\n", listener.Addr())
 	}
