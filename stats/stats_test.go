@@ -400,3 +400,15 @@ func BenchmarkExcess(b *testing.B) {
 		Excess(main, control)
 	}
 }
+
+func TestMeanInterval(t *testing.T) {
+	// qt(0.975, 3) = 3.182446 in R.
+	mean, low, high := MeanInterval([]float64{1, 2, 3, 4}, 0.95)
+	half := 3.182446 * math.Sqrt(5.0/3/4)
+	if mean != 2.5 || math.Abs(low-(2.5-half)) > 1e-3 || math.Abs(high-(2.5+half)) > 1e-3 {
+		t.Errorf("got %g, %g to %g", mean, low, high)
+	}
+	if _, low, high := MeanInterval([]float64{1}, 0.95); !math.IsInf(low, -1) || !math.IsInf(high, 1) {
+		t.Errorf("one sample: %g to %g", low, high)
+	}
+}

@@ -184,9 +184,18 @@ func (c *probeFindCommand) Run(ctx context.Context, s *streams) error {
 
 type probeCostCommand struct {
 	formatFlag
-	Python []string `placeholder:"PYTHON" help:"An interpreter to measure in (default: python3). Repeatable."`
+	Python  []string `placeholder:"PYTHON" help:"What a hit costs in this interpreter (default: python3). Repeatable."`
+	Pack    string   `placeholder:"PACK" help:"What this pack costs a server instead: --pid, and a workload after --."`
+	PID     int      `name:"pid" placeholder:"PID" help:"The server; the probes go in and out of it in turns."`
+	Pairs   int      `default:"4" help:"Pairs of blocks: with the probes, and without."`
+	Command []string `arg:"" optional:"" passthrough:"" help:"The workload, after --: its time is compared, and how often it exits with 1."`
 }
 
 func (c *probeCostCommand) Run(ctx context.Context, s *streams) error {
-	return app.ProbeCost(ctx, c.Python, c.output(s))
+	if c.Pack == "" {
+		return app.ProbeCost(ctx, c.Python, c.output(s))
+	}
+	return app.ProbeEffect(ctx, app.ProbeEffectOptions{
+		Pack: c.Pack, PID: c.PID, Pairs: c.Pairs, Command: runOptions("", "", c.Command).Command,
+	}, c.output(s))
 }

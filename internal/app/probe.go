@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/probe"
+	"github.com/culprit-project/culprit/stats"
 	"github.com/culprit-project/culprit/target"
 )
 
@@ -165,6 +167,14 @@ func ProbeRead(dir string, out Output) error {
 	if err != nil {
 		return &UsageError{err}
 	}
+	var pids []int
+	for i := range r.Processes {
+		if r.Processes[i].Alive {
+			pids = append(pids, target.Descendants(r.Processes[i].PID)...)
+		}
+	}
+	slices.Sort(pids)
+	r.Problems = append(r.Problems, append(r.Shared(), r.WithoutAgent(slices.Compact(pids))...)...)
 	return showReading(nil, r, out)
 }
 
@@ -607,4 +617,122 @@ func recordProbes(dirs []string, logger *slog.Logger) func(context.Context, time
 			logger.Warn("read probes", slog.Any("error", err))
 		}
 	}
+}
+
+// ProbeEffectOptions say what the cost of probes is measured on.
+type ProbeEffectOptions struct {
+	Pack    string
+	PID     int // of the server
+	Pairs   int
+	Command []string // the workload
+}
+
+// Effect is what a workload took with probes in the server and without.
+type Effect struct {
+	WithS    []float64 `json:"with_s"` // by block
+	WithoutS []float64 `json:"without_s"`
+	// Change is the change of the time that the workload takes, as a share.
+	Change     float64 `json:"change"`
+	ChangeLow  float64 `json:"change_low"`
+	ChangeHigh float64 `json:"change_high"`
+	// Failures are the blocks in which the command said that the server is
+	// broken (exit code 1).
+	WithFailures    int     `json:"with_failures"`
+	WithoutFailures int     `json:"without_failures"`
+	Hits            uint64  `json:"hits"`
+	CorePercent     float64 `json:"core_percent"` // of the process in which counting took most
+}
+
+// ProbeEffect runs a workload in blocks, with the probes in a running server
+// and without, each pair in the opposite order of the last, so that a drift
+// isn't taken for their effect.
+func ProbeEffect(ctx context.Context, o ProbeEffectOptions, out Output) error {
+	p, err := probe.ReadPack(o.Pack)
+	if err != nil {
+		return &UsageError{err}
+	}
+	if len(o.Command) == 0 || o.PID == 0 || o.Pairs < 2 {
+		return usage("cost: want --pid of the server, the workload's command after --, and at least 2 pairs")
+	}
+	var e Effect
+	var changes []float64
+	for pair := range o.Pairs {
+		var took [2]float64
+		for i := range 2 {
+			with := (pair+i)%2 == 1
+			out.Progress.Progress(fmt.Sprintf("pair %d of %d, %s probes", pair+1, o.Pairs, map[bool]string{true: "with", false: "without"}[with]))
+			seconds, failed, err := effectBlock(ctx, o, p, with, &e, out)
+			if err != nil {
+				return err
+			}
+			if with {
+				took[1], e.WithS = seconds, append(e.WithS, seconds)
+				e.WithFailures += failed
+			} else {
+				took[0], e.WithoutS = seconds, append(e.WithoutS, seconds)
+				e.WithoutFailures += failed
+			}
+		}
+		changes = append(changes, math.Log(took[1]/took[0]))
+	}
+	mean, low, high := stats.MeanInterval(changes, 0.95)
+	e.Change, e.ChangeLow, e.ChangeHigh = math.Expm1(mean), math.Expm1(low), math.Expm1(high)
+	if out.Screen == nil {
+		return writeJSON(out.JSON, e)
+	}
+	s := out.Screen
+	s.Printf("%d blocks with %s, %d without, in turns\n", len(e.WithS), p.Name, len(e.WithoutS))
+	s.Printf("  the workload took %+.1f%% (95%%: %+.1f%% to %+.1f%%) with the probes in\n", 100*e.Change, 100*e.ChangeLow, 100*e.ChangeHigh)
+	s.Printf("  %d hits; counting took at most %.2g%% of a core of a process\n", e.Hits, e.CorePercent)
+	s.Printf("  broken: %d of %d blocks with, %d of %d without\n", e.WithFailures, len(e.WithS), e.WithoutFailures, len(e.WithoutS))
+	return nil
+}
+
+// effectBlock runs the workload once.
+func effectBlock(ctx context.Context, o ProbeEffectOptions, p *probe.Pack, with bool, e *Effect, out Output) (seconds float64, failed int, err error) {
+	var before *probe.Reading
+	if with {
+		dir, err := attach(ctx, o.PID, p, "", true, Output{Progress: out.Progress})
+		if err != nil {
+			return 0, 0, err
+		}
+		defer func() { err = errors.Join(err, probe.Remove(dir)) }()
+		if before, err = probe.Read(dir); err != nil {
+			return 0, 0, err
+		}
+	}
+	cmd := exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
+	began := time.Now()
+	output, err := cmd.CombinedOutput()
+	seconds = time.Since(began).Seconds()
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	switch {
+	case err == nil:
+	case exited && exit.ExitCode() == 1:
+		failed = 1
+	case exited && exit.ExitCode() == 125: // it couldn't tell, and took its time all the same
+	default:
+		return 0, 0, &NoVerdictError{fmt.Errorf("cost: the workload failed: %w: %s", err, lastLine(output))}
+	}
+	if with {
+		after, err := probe.Read(before.Dir)
+		if err != nil {
+			return 0, 0, err
+		}
+		for _, r := range probe.Results(before, after) {
+			e.Hits += r.Counts.Hits
+		}
+		for _, l := range probe.Loads(before, after) {
+			e.CorePercent = max(e.CorePercent, l.CorePercent)
+		}
+		if _, err := probe.DetachAll(ctx, after); err != nil {
+			return 0, 0, &NoVerdictError{err}
+		}
+	}
+	return seconds, failed, nil
+}
+
+func lastLine(b []byte) string {
+	text := strings.TrimSpace(string(b))
+	return text[strings.LastIndexByte(text, '\n')+1:]
 }
