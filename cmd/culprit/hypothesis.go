@@ -18,9 +18,9 @@ type ledgerCommands struct {
 }
 
 type hypothesisCommand struct {
-	Add   hypothesisAdd   `cmd:"" help:"Write one down, with its predictions; what is known already judges it at once."`
+	Add   hypothesisAdd   `cmd:"" help:"Write a hypothesis down, with its predictions; what is known already judges it at once."`
 	List  hypothesisList  `cmd:"" help:"Where every hypothesis stands."`
-	Show  hypothesisShow  `cmd:"" help:"One with all its evidence."`
+	Show  hypothesisShow  `cmd:"" help:"One hypothesis with all its evidence."`
 	Next  hypothesisNext  `cmd:"" help:"The experiment that would tell most, and what its outcomes would mean."`
 	Judge hypothesisJudge `cmd:"" help:"Take in runs and attestations that no hunt made, as evidence."`
 }

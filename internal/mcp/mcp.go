@@ -80,6 +80,9 @@ type (
 	dirIn struct {
 		Dir string `json:"dir" jsonschema:"a run directory"`
 	}
+	probesIn struct {
+		Dir string `json:"dir" jsonschema:"a directory that culprit probe made"`
+	}
 	opIn struct {
 		Dir string `json:"dir" jsonschema:"a run directory"`
 		Op  int64  `json:"op" jsonschema:"the op's number"`
@@ -187,6 +190,13 @@ func (t *tools) look(s *mcp.Server) {
 			}
 		}
 		return app.Attest(ctx, o, out.output())
+	})
+	add(s, true, "read_probes", "Which code paths of a live Python server ran, how often, with which labels. A zero is only one where the probe's control moved.", func(_ context.Context, in probesIn, out *answer) error {
+		dir, err := t.path(in.Dir)
+		if err != nil {
+			return err
+		}
+		return app.ProbeRead(dir, out.output())
 	})
 }
 

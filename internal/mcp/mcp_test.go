@@ -98,7 +98,7 @@ func names(t *testing.T, c *mcp.ClientSession) (list []string) {
 
 func TestReadOnlyUnlessAllowed(t *testing.T) {
 	root := makeRoot(t)
-	reads := []string{"attest", "list_hypotheses", "list_runs", "next_experiment", "show_hunt", "show_hypothesis", "show_op", "show_run"}
+	reads := []string{"attest", "list_hypotheses", "list_runs", "next_experiment", "read_probes", "show_hunt", "show_hypothesis", "show_op", "show_run"}
 	if got := names(t, connect(t, Options{Root: root}, inMemory(t))); !slices.Equal(got, reads) {
 		t.Errorf("tools are %v, want %v", got, reads)
 	}
