@@ -137,3 +137,18 @@ func TestInterleave(t *testing.T) {
 		}
 	}
 }
+
+func TestWithOdds(t *testing.T) {
+	s := Space{Factors: []Factor{{Name: "a"}, {Name: "b", Odds: 2}, {Name: "c"}}}
+	got := s.WithOdds(map[string]float64{"a": 4, "b": 0.25, "x": 9})
+	var odds []float64
+	for _, f := range got.Factors {
+		odds = append(odds, f.Odds)
+	}
+	if want := []float64{4, 0.5, 0}; !cmp.Equal(odds, want) {
+		t.Errorf("odds are %v, want %v", odds, want)
+	}
+	if s.Factors[0].Odds != 0 {
+		t.Error("the space itself was changed")
+	}
+}

@@ -76,6 +76,7 @@ func TestParseRefuses(t *testing.T) {
 		{"needed(grap)", `unknown factor "grap"; nearest: "graph"`},
 		{"rate() == 0", "compared by < or >"},
 		{"rate() > 18", "isn't between 0 and 1"},
+		{"rate() < 0.00001", "takes more than 30000 requests"},
 		{"rate() > 0.1 and rate() < 0.2", "one prediction for each"},
 		{"rate()", "compared with something"},
 		{"0.1 < 0.2", "says nothing of the server"},

@@ -219,6 +219,8 @@ func (p *Prediction) comparison(b *ast.BinaryNode, s Subject) error {
 			return errors.New("a rate is compared by < or >: no number of requests shows that it is exactly so")
 		case right == nil && (p.number <= 0 || p.number >= 1):
 			return fmt.Errorf("a rate is a share, and %g isn't between 0 and 1", p.number)
+		case right == nil && p.number < smallestRate:
+			return fmt.Errorf("%g: to tell so small a rate takes more than %.0f requests; the smallest limit is %g", p.number, 3/smallestRate, smallestRate)
 		}
 		p.op = p.op[:1]
 	}
@@ -227,6 +229,9 @@ func (p *Prediction) comparison(b *ast.BinaryNode, s Subject) error {
 	}
 	return nil
 }
+
+// smallestRate is the smallest limit that a run can be judged by.
+const smallestRate = 1e-4
 
 func turned(op string) string {
 	return cmp.Or(map[string]string{"<": ">", "<=": ">=", ">": "<", ">=": "<="}[op], op)
