@@ -42,6 +42,9 @@ func makeRun(t *testing.T, kind string, started time.Time) string {
 			Request: json.RawMessage(request), Expect: history.Expect{Answer: userText},
 			Chunks: []history.Chunk{{Data: []byte(`{"id":"x1","choices":[{"delta":{"content":"` + userText + `"},"finish_reason":"stop"}]}`)}, {Data: []byte("[DONE]")}},
 		}
+		if i == 2 {
+			op.Outcome, op.Error, op.Status = history.Failed, "refused: Bearer "+secret, 401
+		}
 		if err := w.Op(&op); err != nil {
 			t.Fatal(err)
 		}
