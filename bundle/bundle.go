@@ -153,6 +153,7 @@ func (b *bundle) history() (err error) {
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	b.made.Files = append(b.made.Files, experiment.HistoryFile)
+	secret := secretSettings(b.plan.ExtraBody)
 	for {
 		record, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -165,7 +166,7 @@ func (b *bundle) history() (err error) {
 		case record.Op != nil:
 			op := *record.Op
 			b.ended[op.ID] = op.LastByte
-			op.Error = target.Redact(op.Error)
+			op.Error, op.Request = target.Redact(op.Error), withoutSecrets(op.Request, secret)
 			if b.made.Masked {
 				mask(&op)
 			} else if op.Phase == history.Main {
@@ -321,13 +322,37 @@ func (b *bundle) config(a Arm, first **target.Attestation) error {
 	return b.write(dir+"differs.txt", []byte(diff.String()), 0o644)
 }
 
+// redactBody replaces the settings of a request that may be secret.
 func redactBody(body map[string]json.RawMessage) map[string]json.RawMessage {
-	out := map[string]json.RawMessage{}
+	out := maps.Clone(body)
+	for _, name := range secretSettings(body) {
+		out[name] = json.RawMessage(strconv.Quote(target.Redacted))
+	}
+	return out
+}
+
+// secretSettings are those that are secret by name or by shape.
+func secretSettings(body map[string]json.RawMessage) (names []string) {
 	for name, value := range body {
-		out[name] = value
-		if text := string(value); target.Redact(text) != text {
-			out[name] = json.RawMessage(strconv.Quote(target.Redacted))
+		if text := strings.Trim(string(value), `"`); target.RedactNamed(name, text) != text {
+			names = append(names, name)
 		}
+	}
+	return names
+}
+
+// withoutSecrets takes secret settings out of a request as it was sent.
+func withoutSecrets(request json.RawMessage, secret []string) json.RawMessage {
+	var body map[string]json.RawMessage
+	if len(secret) == 0 || json.Unmarshal(request, &body) != nil {
+		return request
+	}
+	for _, name := range secret {
+		delete(body, name)
+	}
+	out, err := json.Marshal(body)
+	if err != nil {
+		return request
 	}
 	return out
 }

@@ -28,7 +28,7 @@ func makeRun(t *testing.T, kind string, started time.Time) string {
 	t.Helper()
 	dir := t.TempDir()
 	plan := experiment.Plan{Model: "m", Concurrency: 2, Workload: workload.Plan{Kind: kind, Sessions: 3}, ExtraBody: map[string]json.RawMessage{
-		"auth": json.RawMessage(`"` + secret + `"`), "top_k": json.RawMessage("1"),
+		"auth": json.RawMessage(`"` + secret + `"`), "top_k": json.RawMessage("1"), "my_api_key": json.RawMessage(`"hunter2"`),
 	}}
 	header := history.Header{Format: history.Format, Started: started, Workload: json.RawMessage(`{}`), Model: "m"}
 	w, err := history.Create(filepath.Join(dir, experiment.HistoryFile), header)
@@ -36,7 +36,7 @@ func makeRun(t *testing.T, kind string, started time.Time) string {
 		t.Fatal(err)
 	}
 	for i := range 3 {
-		request := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}],"max_tokens":7}`, fmt.Sprint(userText, i))
+		request := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}],"max_tokens":7,"auth":%q,"my_api_key":"hunter2"}`, fmt.Sprint(userText, i), secret)
 		op := history.Op{
 			ID: int64(i + 1), Phase: history.Main, Session: i, Outcome: history.OK, Status: 200, LastByte: time.Duration(i+1) * 10 * time.Minute,
 			Request: json.RawMessage(request), Expect: history.Expect{Answer: userText},
@@ -126,7 +126,7 @@ func TestUsersTextAndSecretsStayOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			text := everything(t, out)
-			if strings.Contains(text, secret) {
+			if strings.Contains(text, secret) || strings.Contains(text, "hunter2") {
 				t.Error("a secret is in the bundle")
 			}
 			if got := strings.Contains(text, "Gretchen") || strings.Contains(text, "4711"); got == tt.masked {

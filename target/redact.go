@@ -63,8 +63,9 @@ func wordsOf(name string) []string {
 // mayBeSecret leaves alone what no secret looks like: a switch, a small number.
 var plainValue = regexp.MustCompile(`^(?i:true|false|on|off|yes|no|none|null|auto|-?[0-9]{0,3}(\.[0-9]+)?)$`)
 
-// redactNamed redacts a value that has a name.
-func redactNamed(name, value string) string {
+// RedactNamed redacts a value whose name says that it is secret, or that has a
+// secret's shape.
+func RedactNamed(name, value string) string {
 	if secretName(name) && !plainValue.MatchString(value) {
 		return Redacted
 	}
@@ -155,7 +156,7 @@ func redactText(name, value string) string {
 			return string(b)
 		}
 	}
-	return redactNamed(name, value)
+	return RedactNamed(name, value)
 }
 
 // redactJSON redacts a JSON value and gives it in canonical form: keys sorted,
@@ -182,7 +183,7 @@ func redactValue(name string, value any) any {
 		if name == "media_marker" {
 			return v // llama.cpp draws it at each start: random, and no secret
 		}
-		return redactNamed(name, v)
+		return RedactNamed(name, v)
 	}
 	return value
 }
