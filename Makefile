@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh lint fmt fuzz bench clean test-openai-python track-record probe-packs probe-pythons
+.PHONY: build test unit test-ssh test-page lint fmt fuzz bench clean test-openai-python track-record probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -14,6 +14,9 @@ unit:
 
 test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-server)
 	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target ./internal/app
+
+test-page: ## pages full of hostile text in a real browser (Debian: chromium)
+	go test -tags chromium -count=1 -v -run Chromium ./report
 
 lint: $(LINTER)
 	go vet ./...

@@ -46,6 +46,10 @@ type Case struct {
 	Grace    time.Duration // that a server has to end by itself; 0 is the launcher's
 	SSH      []string      // the command that reaches hosts; empty is the launcher's
 
+	// Notes are for readers, by factor; not every factor has one.
+	Notes map[string]FactorNote
+
+	document  []byte // the file
 	processes []processSpec
 	ready     target.Ready
 	levels    map[string]map[string]level // by factor and level
@@ -108,7 +112,7 @@ func ParseCase(path string, text []byte) (*Case, error) {
 		return nil, err
 	}
 	c := &Case{
-		Path: path, Error: DefaultError, Logs: map[string]*regexp.Regexp{}, levels: map[string]map[string]level{},
+		Path: path, Error: DefaultError, document: text, Notes: map[string]FactorNote{}, Logs: map[string]*regexp.Regexp{}, levels: map[string]map[string]level{},
 		claims: map[string]*target.Claim{}, knobs: map[string]any{}, load: map[string]any{},
 	}
 	r := &caseReader{document: d, Case: c, at: map[string]ast.Node{}}
@@ -413,6 +417,7 @@ func (r *caseReader) factor(name string, n ast.Node) {
 		return &f.Levels[len(f.Levels)-1]
 	}
 	var suspect, safe, more ast.Node
+	var note FactorNote
 	ordered := (*bool)(nil)
 	r.keys(n, "factor "+name, map[string]func(ast.Node){
 		"suspect": func(n ast.Node) { suspect = n },
@@ -420,6 +425,8 @@ func (r *caseReader) factor(name string, n ast.Node) {
 		"levels":  func(n ast.Node) { more = n },
 		"ordered": func(n ast.Node) { b := r.flag(n, "ordered"); ordered = &b },
 		"odds":    func(n ast.Node) { f.Odds = r.number(n, "odds") },
+		"note":    func(n ast.Node) { note.Note = r.text(n, "factor "+name+": note") },
+		"cost":    func(n ast.Node) { note.Cost = r.number(n, "cost") },
 		"attest": func(n ast.Node) {
 			f.Attest = r.text(n, "attest")
 			claim, err := target.CompileClaim(f.Attest)
@@ -444,6 +451,9 @@ func (r *caseReader) factor(name string, n ast.Node) {
 		slices.SortStableFunc(f.Levels, func(a, b design.Level) int { return cmp.Compare(asNumber(a.Name), asNumber(b.Name)) })
 	}
 	r.levels[name] = levels
+	if note != (FactorNote{}) {
+		r.Notes[name] = note
+	}
 	r.Space.Factors = append(r.Space.Factors, f)
 }
 

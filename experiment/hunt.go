@@ -23,6 +23,7 @@ import (
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/stats"
 	"github.com/culprit-project/culprit/target"
 )
 
@@ -47,9 +48,11 @@ type HuntOptions struct {
 	Header   http.Header
 	Resume   bool               // go on from the trials that are in Dir
 	Odds     map[string]float64 // by factor, on top of the case's: what is known of them beforehand
-	Step     func(Step)         // before and after each trial
-	Load     func(Progress)     // within one
-	Logger   *slog.Logger
+	// Preflight hears which settings take no effect, before the first trial.
+	Preflight func([]Unmet)
+	Step      func(Step)     // before and after each trial
+	Load      func(Progress) // within one
+	Logger    *slog.Logger
 }
 
 // Step is a trial that begins, or that came to its end.
@@ -72,6 +75,7 @@ type Trial struct {
 	Note        string              `json:"note,omitempty"`
 	LaunchMS    int64               `json:"launch_ms,omitempty"`
 	RunMS       int64               `json:"run_ms,omitempty"`
+	TokensPerS  float64             `json:"tokens_per_s,omitempty"` // under load
 }
 
 // believed is how many leading causes a step shows.
@@ -82,7 +86,9 @@ type Result struct {
 	search.Finding
 	// Untested are factors whose safe level never took effect, so that nothing
 	// can be said of them: they stayed as in the failing arm.
-	Untested []Unmet `json:"untested,omitempty"`
+	Untested []Unmet   `json:"untested,omitempty"`
+	Contrast *Contrast `json:"contrast,omitempty"`
+	WaysOut  []WayOut  `json:"ways_out,omitempty"` // the cheapest first
 }
 
 // Hunt finds the culprit. It returns when the search has come to a finding,
@@ -97,16 +103,23 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	if err := h.keepCase(); err != nil {
+		return Result{}, err
+	}
 	defer h.stop()
 	untested, err := h.preflight(ctx)
 	if err != nil {
 		return Result{}, err
+	}
+	if o.Preflight != nil {
+		o.Preflight(untested)
 	}
 	s, err := search.New(h.space, o.Search)
 	if err != nil {
 		return Result{}, err
 	}
 	defer s.Close()
+	var trials []Trial
 	for number := 1; ; number++ {
 		proposal, more := s.Next()
 		if !more {
@@ -129,10 +142,32 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 			return Result{}, fmt.Errorf("trial %d: %w", number, err)
 		}
 		step.Ended, step.Progress = true, s.Progress(believed)
+		if err := WriteJSON(filepath.Join(o.Dir, step.Trial.Dir, BeliefFile), step.Progress); err != nil {
+			return Result{}, err
+		}
+		trials = append(trials, step.Trial)
 		h.show(step)
 	}
-	result := Result{s.Finding(), untested}
+	result := Result{Finding: s.Finding(), Untested: untested}
+	dispersion := o.Search.Dispersion
+	if dispersion.CV == nil {
+		dispersion = stats.Dispersed()
+	}
+	result.conclude(o.Case, h.space, dispersion, trials)
 	return result, WriteJSON(filepath.Join(o.Dir, FindingFile), result)
+}
+
+// keepCase writes the case into a directory that isn't its own, so that what is
+// there can be read by itself.
+func (h *hunt) keepCase() error {
+	path := filepath.Join(h.Dir, CaseFile)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.WriteFile(path, h.Case.document, 0o644); err != nil {
+		return fmt.Errorf("write case: %w", err)
+	}
+	return nil
 }
 
 // preflight launches the arm in which everything is safe, and looks whether
@@ -438,7 +473,7 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	if err := WriteJSON(filepath.Join(dir, AttestFile), before); err != nil {
 		return nil, err
 	}
-	t.Note = observe(v, h.base.failures(v), t.Observation)
+	t.Note, t.TokensPerS = observe(v, h.base.failures(v), t.Observation), tokensPerS(v)
 	if t.LaunchMS > 0 && t.Observation.Requests > 0 && t.RunMS > 0 {
 		t.Observation.LaunchCost = float64(t.LaunchMS) * float64(t.Observation.Requests) / float64(t.RunMS)
 	}
@@ -551,6 +586,16 @@ func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Mov
 		}
 	}
 	return ""
+}
+
+// tokensPerS is what the server wrote under load.
+func tokensPerS(v *oracle.Verdict) float64 {
+	for _, p := range v.Phases {
+		if took := (p.ToMS - p.FromMS) / 1000; p.Phase == history.Main && took > 0 {
+			return float64(p.CompletionTokens) / took
+		}
+	}
+	return 0
 }
 
 // observe takes from a verdict what the search counts, and says why where it

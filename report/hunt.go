@@ -2,144 +2,166 @@ package report
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/search"
 )
 
-// Trial writes a trial that begins, or what came of it.
-func Trial(s *term.Screen, space design.Space, step experiment.Step) {
-	t := step.Trial
-	if !step.Ended {
-		launch := "same server"
-		if t.Proposal.Launch {
-			launch = "fresh launch"
-		}
-		paragraph(s, fmt.Sprintf("%3d  ", step.Number), "     ", fmt.Sprintf("%s, %s: %s", phaseWord(t.Proposal.Phase), launch, t.Proposal.Why))
-		s.Printf("     %s\n", arm(s, space, t.Proposal.Arm))
-		return
-	}
-	o := t.Observation
-	result := fmt.Sprintf("%d of %d broken", o.Failures, o.Requests)
-	style := term.Green
-	switch {
-	case o.Outcome == search.Void || o.Outcome == search.Invalid:
-		result, style = string(o.Outcome)+": "+term.Clip(term.Safe(firstLine(t.Note)), 3*s.Columns()), term.Yellow
-	case o.Outcome == search.Wedged:
-		result, style = "wedged, "+result, term.Red
-	case o.Failures > 0:
-		style = term.Red
-	}
-	if step.Resumed {
-		result += " (from an earlier start)"
-	}
-	took := time.Duration(t.LaunchMS+t.RunMS) * time.Millisecond
-	paragraph(s, "     -> ", "        ", fmt.Sprintf("%s  %s", s.Paint(result, style), s.Paint(term.Duration(took), term.Faint)))
-	if beliefs := leading(step.Progress); beliefs != "" {
-		paragraph(s, "        ", "        ", "suspected now: "+beliefs)
-	}
-}
-
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line
-}
-
-func phaseWord(p search.Phase) string {
-	switch p {
-	case search.Reproduce:
-		return "reproduce"
-	case search.Narrow:
-		return "narrow"
-	case search.Control:
-		return "look again"
-	case search.Confirm:
-		return "confirm"
-	case search.Spot:
-		return "spot check"
-	case search.Sweep:
-		return "sweep levels"
-	}
-	return string(p)
-}
-
-// arm shows what is turned to safe, the shorter way round.
-func arm(s *term.Screen, space design.Space, a design.Arm) string {
-	var suspect, safe []string
-	for _, f := range space.Factors {
-		if a[f.Name] == f.Levels[f.Failing()].Name {
-			suspect = append(suspect, f.Name)
-		} else {
-			safe = append(safe, f.Name+"="+a[f.Name])
-		}
-	}
-	switch {
-	case len(safe) == 0:
-		return "everything as where it fails"
-	case len(safe) <= len(suspect):
-		return "as where it fails, but " + strings.Join(safe, " ")
-	case len(suspect) == 0:
-		return "everything safe"
-	default:
-		return "all safe, but " + s.Paint(strings.Join(suspect, " "), term.Bold)
-	}
-}
-
-// shownBelief is the smallest probability that is worth a reader's time.
-const shownBelief = 0.05
-
-func leading(p search.Progress) string {
-	var parts []string
-	for _, b := range p.Leading {
-		if b.Probability >= shownBelief {
-			name := "nothing that varies"
-			if len(b.Set) > 0 {
-				name = strings.Join(slices.Sorted(maps.Keys(b.Set)), " + ")
-			}
-			parts = append(parts, fmt.Sprintf("%s %.0f%%", name, 100*b.Probability))
-		}
-	}
-	if p.None >= shownBelief {
-		parts = append(parts, fmt.Sprintf("none of these %.0f%%", 100*p.None))
-	}
-	return strings.Join(parts, ", ")
-}
-
 // Hunt writes what a hunt came to: a sentence first, then what it rests on.
-func Hunt(s *term.Screen, f experiment.Result, trials []experiment.Trial, dir string) {
-	s.Printf("\n")
-	switch f.Status {
-	case search.Found:
-		for _, c := range f.Causes {
-			cause(s, c)
+// again are commands that show it again.
+func Hunt(s *term.Screen, r *experiment.Record, again []Command) {
+	f := r.Result
+	s.Printf("\n%s\n", s.Paint(strings.Repeat("─", s.Columns()), term.Faint))
+	word, style := statusWord(f.Status)
+	headlineWord(s, word, style, Sentence(r))
+	if f.Status == search.Found {
+		s.Printf("\n")
+		paragraph(s, "  ", "  ", claimScope(r))
+	}
+	for i, c := range f.Causes {
+		if len(f.Causes) > 1 {
+			title(s, fmt.Sprintf("Cause %d of %d", i+1, len(f.Causes)))
 		}
-		paragraph(s, "  ", "  ", fmt.Sprintf("Needed for the failure under this workload; wrong with probability under %s. Confirmed both ways on fresh launches.", percent(f.Error)))
-	case search.NoneOfThese:
-		headlineWord(s, "NONE OF THESE", term.Yellow, "it fails with every factor safe: the cause is something that the case doesn't vary")
-		for _, c := range f.Causes {
-			evidence(s, c)
-		}
-	case search.NotReproduced:
-		headlineWord(s, "NOT REPRODUCED", term.Yellow, term.Safe(f.Text))
-	case search.Undecided, search.Running:
-		headlineWord(s, "UNDECIDED", term.Yellow, term.Safe(strings.TrimSpace(string(f.Reason)+": "+f.Text)))
+		cause(s, r.Case, c)
+	}
+	if len(f.WaysOut) > 0 {
+		waysOut(s, r)
 	}
 	if len(f.Levels) > 0 {
-		levels(s, f.Finding)
+		levels(s, r)
 	}
-	uncounted(s, f.Untested, trials)
+	uncounted(s, r)
 	s.Printf("\n")
-	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%d launches, %d judged requests, %s", f.Launches, f.Requests, term.Duration(total(trials))))
-	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", dir, experiment.FindingFile))
-	if f.Status == search.Found && len(trials) > 0 {
-		s.Printf("  see     culprit check %s\n", quoted(dir+"/"+worstTrial(trials).Dir))
+	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%s, %s judged requests, %s", counted(f.Launches, "launch", "launches"), count(f.Requests), term.Duration(total(r.Trials))))
+	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", r.Dir, experiment.FindingFile))
+	commands(s, again)
+}
+
+// Command is one to be copied, and what it shows.
+type Command struct{ Shows, Line string }
+
+func commands(s *term.Screen, again []Command) {
+	if len(again) == 0 {
+		return
 	}
+	title(s, "See it again")
+	for _, c := range again {
+		paragraph(s, "  # ", "  # ", c.Shows)
+		s.Printf("  %s\n", term.Safe(c.Line)) // whole, to be copied
+	}
+}
+
+func statusWord(status search.Status) (string, term.Style) {
+	switch status {
+	case search.Found:
+		return "CULPRIT", term.Red
+	case search.NoneOfThese:
+		return "NONE OF THESE", term.Yellow
+	case search.NotReproduced:
+		return "NOT REPRODUCED", term.Yellow
+	case search.Undecided, search.Running:
+	}
+	return "UNDECIDED", term.Yellow
+}
+
+// Sentence says what a hunt came to, in a few sentences.
+func Sentence(r *experiment.Record) string { return strings.Join(sentences(r), " ") }
+
+func sentences(r *experiment.Record) []string {
+	f := r.Result
+	switch f.Status {
+	case search.Found:
+	case search.NoneOfThese:
+		return []string{"It fails with every setting safe: the cause is something that the case doesn't vary."}
+	case search.NotReproduced:
+		return []string{"It wasn't seen to fail: " + term.Safe(f.Text) + "."}
+	case search.Undecided, search.Running:
+		return []string{strings.TrimPrefix(fmt.Sprintf("%s: %s.", f.Reason, term.Safe(f.Text)), ": ")}
+	}
+	var sets []string
+	for _, c := range f.Causes {
+		sets = append(sets, needed(r, c))
+	}
+	out := []string{strings.Join(sets, "; or, by itself, ") + "."}
+	if k := f.Contrast; k != nil && k.With.Requests > 0 {
+		with, without := "With it", "without it"
+		if n := len(f.Causes[0].Set); len(f.Causes) > 1 {
+			with, without = "With one of these", "with none"
+		} else if n > 1 {
+			with, without = "With all "+number(n), "without any one of them"
+			if n == 2 {
+				with = "With both"
+			}
+		}
+		out = append(out, fmt.Sprintf("%s %s %s of calls broke (%s of %s, in %s); %s %s of %s, in %s.",
+			with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
+			without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
+	}
+	return append(out, fmt.Sprintf("Wrong with probability under %s.", short(f.Error)))
+}
+
+func needed(r *experiment.Record, c search.Cause) string {
+	var parts []string
+	for _, f := range r.Case.Space.Factors { // in the case's order
+		level, ok := c.Set[f.Name]
+		if !ok {
+			continue
+		}
+		if note := r.Case.Notes[f.Name].Note; note != "" {
+			parts = append(parts, term.Safe(note))
+		} else {
+			parts = append(parts, term.Safe(r.Case.Setting(f.Name, level)))
+		}
+	}
+	if len(parts) == 1 {
+		return parts[0] + " is needed"
+	}
+	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1] + " are needed together"
+}
+
+// number writes small numbers as words.
+func number(n int) string {
+	words := []string{"none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
+	if n < len(words) {
+		return words[n]
+	}
+	return fmt.Sprint(n)
+}
+
+func brokenShare(e search.Evidence) float64 { return float64(e.Failures) / float64(max(e.Requests, 1)) }
+
+// bounds are in percent.
+func bounds(low, high float64) string {
+	return fmt.Sprintf("[%s, %s]", strings.TrimSuffix(short(low), "%"), strings.TrimSuffix(short(high), "%"))
+}
+
+// short is a percentage with no more digits than fit in a word.
+func short(x float64) string {
+	switch p := 100 * x; {
+	case p == 0:
+		return "0%"
+	case p < 0.1:
+		return "<0.1%"
+	case p < 1:
+		return fmt.Sprintf("%.1g%%", p)
+	default:
+		return fmt.Sprintf("%.0f%%", p)
+	}
+}
+
+func claimScope(r *experiment.Record) string {
+	load := "this workload"
+	if p, err := r.Case.Render(r.Case.Space.Failing()); err == nil {
+		load = fmt.Sprintf("this workload (%s, %d conversations at once)", p.Plan.Workload.Kind, p.Plan.Concurrency)
+		if p.Plan.RequestRate > 0 {
+			load = fmt.Sprintf("this workload (%s, %g requests/s)", p.Plan.Workload.Kind, p.Plan.RequestRate)
+		}
+	}
+	return "Needed for the failure under " + load + ": what these settings do wrong together is for their code to say."
 }
 
 func total(trials []experiment.Trial) time.Duration {
@@ -150,90 +172,108 @@ func total(trials []experiment.Trial) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// worstTrial is the one with the most broken replies.
-func worstTrial(trials []experiment.Trial) experiment.Trial {
-	return slices.MaxFunc(trials, func(a, b experiment.Trial) int { return a.Observation.Failures - b.Observation.Failures })
-}
-
 func headlineWord(s *term.Screen, word string, style term.Style, text string) {
-	s.Printf("%s  ", s.Paint(word, term.Bold, style))
 	for i, line := range term.Wrap(text, s.Columns()-len(word)-2) {
+		first := s.Paint(word, term.Bold, style)
 		if i > 0 {
-			s.Printf("%s", strings.Repeat(" ", len(word)+2))
+			first = strings.Repeat(" ", len(word))
 		}
-		s.Printf("%s\n", line)
+		s.Printf("%s  %s\n", first, line)
 	}
 }
 
-func cause(s *term.Screen, c search.Cause) {
-	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(c.Set)) {
-		parts = append(parts, name+"="+c.Set[name])
-	}
-	together := " is needed for the failure"
-	if len(parts) > 1 {
-		together = " are needed together for the failure"
-	}
-	headlineWord(s, "CULPRIT", term.Red, strings.Join(parts, ", ")+together)
-	evidence(s, c)
-}
-
-func evidence(s *term.Screen, c search.Cause) {
-	rows := [][]string{{"arm", "launches", "broken", "rate", "95%"}}
-	add := func(name string, e search.Evidence) {
-		rate := 0.0
-		if e.Requests > 0 {
-			rate = float64(e.Failures) / float64(e.Requests)
+func cause(s *term.Screen, c *experiment.Case, cause search.Cause) {
+	rows := [][]string{{"needed", "where it fails", "safe"}}
+	for _, f := range c.Space.Factors {
+		if level, ok := cause.Set[f.Name]; ok {
+			rows = append(rows, []string{f.Name, term.Safe(c.LevelText(f.Name, level)), term.Safe(c.LevelText(f.Name, f.Levels[f.Safe()].Name))})
 		}
-		// Few launches say little of what the next one will do, however many
-		// requests each had: an interval that covers half of everything is none.
-		interval := "-"
-		if e.High-e.Low < 0.5 {
-			interval = fmt.Sprintf("[%.1f, %.1f]", 100*e.Low, 100*e.High)
-		}
-		rows = append(rows, []string{name, fmt.Sprint(e.Launches), fmt.Sprintf("%d/%d", e.Failures, e.Requests), percent(rate), interval})
 	}
-	add("these alone, all else safe", c.With)
-	for _, w := range c.Without {
-		add("all as it fails, "+w.Factor+" safe", w)
+	if len(rows) > 1 {
+		s.Printf("\n%s", s.Table("lll", rows))
+	}
+	title(s, "Confirmed both ways, on fresh launches")
+	rows = [][]string{{"arm", "launches", "broken", "rate", "95%"}}
+	add := func(name string, e search.Evidence, style term.Style) {
+		rows = append(rows, []string{
+			name, fmt.Sprint(e.Launches), s.Paint(fmt.Sprintf("%d/%d", e.Failures, e.Requests), style), percent(brokenShare(e)), bounds(e.Low, e.High),
+		})
+	}
+	with := "these alone, all else safe"
+	if len(cause.Set) == 0 {
+		with = "everything safe"
+	}
+	add(with, cause.With, term.Red)
+	for _, w := range cause.Without {
+		add("all as it fails, but "+w.Factor+" safe", w, term.Green)
 	}
 	s.Printf("%s", s.Table("lrrrr", rows))
+	paragraph(s, "  ", "  ", s.Paint("95%: of what a launch does, however often one looks. Few launches say little of the next.", term.Faint))
 }
 
-func levels(s *term.Screen, f search.Finding) {
+func waysOut(s *term.Screen, r *experiment.Record) {
+	heading := "Way out"
+	if len(r.Result.WaysOut) > 1 {
+		heading = "Way out: any one of these, the cheapest first"
+	}
+	title(s, heading)
+	rows := [][]string{{"setting", "cost"}}
+	for _, w := range r.Result.WaysOut {
+		rows = append(rows, []string{term.Safe(r.Case.Setting(w.Factor, w.Level)), costText(w)})
+	}
+	s.Printf("%s", s.Table("ll", rows))
+}
+
+func costText(w experiment.WayOut) string {
+	switch {
+	case w.Cost != 0:
+		return short(w.Cost) + " of what the server does, says the case"
+	case w.Speed != 0:
+		return fmt.Sprintf("%.0f%% of the failing arm's tokens/s in %s here", 100*w.Speed, counted(w.Launches, "launch", "launches"))
+	}
+	return "not measured"
+}
+
+func levels(s *term.Screen, r *experiment.Record) {
 	rows := [][]string{{"factor", "level", "broken", ""}}
-	for _, l := range f.Levels {
-		word := "undecided"
-		if l.Fails != nil {
-			word = "clean"
-			if *l.Fails {
-				word = "fails too"
-			}
-		}
-		rows = append(rows, []string{l.Factor, l.Level, fmt.Sprintf("%d/%d", l.Evidence.Failures, l.Evidence.Requests), word})
+	for _, l := range r.Result.Levels {
+		rows = append(rows, []string{l.Factor, term.Safe(r.Case.LevelText(l.Factor, l.Level)), fmt.Sprintf("%d/%d", l.Evidence.Failures, l.Evidence.Requests), fails(l.Fails)})
 	}
 	title(s, "Other levels of what is accused")
 	s.Printf("%s", s.Table("llrl", rows))
 }
 
-// uncounted says which trials were no evidence, and why.
-func uncounted(s *term.Screen, untested []experiment.Unmet, trials []experiment.Trial) {
-	first := true
-	for _, u := range untested {
-		if first {
-			title(s, "Not counted")
-			first = false
-		}
-		paragraph(s, "  -  ", "     ", fmt.Sprintf("%s=%s never took effect, so its arms are void and nothing is said of it: %s", u.Factor, u.Level, term.Safe(u.Why)))
+func fails(of *bool) string {
+	switch {
+	case of == nil:
+		return "undecided"
+	case *of:
+		return "fails too"
 	}
-	for i, t := range trials {
-		if t.Observation.Outcome != search.Void && t.Observation.Outcome != search.Invalid {
-			continue
-		}
+	return "clean"
+}
+
+// unmetText says why a level was never there.
+func unmetText(c *experiment.Case, u experiment.Unmet) string {
+	return fmt.Sprintf("%s never took effect, so its arm is void and nothing is said of %s: %s", c.Setting(u.Factor, u.Level), u.Factor, u.Why)
+}
+
+// uncounted says which trials were no evidence, and why.
+func uncounted(s *term.Screen, r *experiment.Record) {
+	first := true
+	line := func(number, text string) {
 		if first {
 			title(s, "Not counted")
 			first = false
 		}
-		paragraph(s, fmt.Sprintf("  %d  ", i+1), "     ", fmt.Sprintf("%s: %s", t.Observation.Outcome, term.Clip(term.Safe(firstLine(t.Note)), 240)))
+		paragraph(s, number, strings.Repeat(" ", len(number)), text)
+	}
+	for _, u := range r.Untested {
+		line("  -  ", term.Safe(unmetText(r.Case, u)))
+	}
+	for i, t := range r.Trials {
+		if slices.Contains([]search.Outcome{search.Void, search.Invalid}, t.Observation.Outcome) {
+			line(fmt.Sprintf("  %d  ", i+1), fmt.Sprintf("%s: %s", t.Observation.Outcome, term.Clip(term.Safe(firstLine(t.Note)), 240)))
+		}
 	}
 }

@@ -227,7 +227,7 @@ func Next(s *term.Screen, space design.Space, all Standing, list []hypothesis.Ex
 func experimentText(s *term.Screen, space design.Space, e hypothesis.Experiment) string {
 	var arms []string
 	for _, a := range e.Arms {
-		arms = append(arms, arm(s, space, a))
+		arms = append(arms, arm(space, a))
 	}
 	cost := fmt.Sprintf("%d %s of %d requests", e.Launches*len(e.Arms), plural(e.Launches*len(e.Arms), "launch", "launches"), e.Requests)
 	return fmt.Sprintf("%s; %s, to tell %.2g bits", strings.Join(arms, "; and "), cost, e.Bits)

@@ -56,6 +56,11 @@ func statusStyle(status oracle.Status) term.Style {
 
 func headline(s *term.Screen, v *oracle.Verdict) {
 	word := s.Paint(strings.ToUpper(string(v.Status)), term.Bold, statusStyle(v.Status))
+	s.Printf("\n%s  %s\n", word, brokenText(v))
+}
+
+// brokenText says how many replies were broken.
+func brokenText(v *oracle.Verdict) string {
 	b, c := v.Broken.Main, v.Broken.Control
 	text := "no op could be judged"
 	if b.Trials > 0 {
@@ -69,7 +74,7 @@ func headline(s *term.Screen, v *oracle.Verdict) {
 			text += fmt.Sprintf(", %s %s", percent(b.Rate), interval(b))
 		}
 	}
-	s.Printf("\n%s  %s\n", word, text)
+	return text
 }
 
 // mayBeTheModels says that nothing tells whether the model or the server is
@@ -101,10 +106,12 @@ func title(s *term.Screen, text string) {
 
 func about(s *term.Screen, v *oracle.Verdict, run Run) {
 	s.Printf("\n")
-	server := v.Setup.Server
-	if server == "" {
-		server = "unknown server"
-	}
+	paragraph(s, "  sent    ", "          ", sentText(v, run))
+	paragraph(s, "  server  ", "          ", term.Safe(serverText(v)))
+}
+
+// sentText says what was sent.
+func sentText(v *oracle.Verdict, run Run) string {
 	sent := run.Workload
 	switch {
 	case v.Setup.RequestRate > 0:
@@ -115,12 +122,16 @@ func about(s *term.Screen, v *oracle.Verdict, run Run) {
 	if v.Setup.Seed != 0 {
 		sent += fmt.Sprintf(", seed %d", v.Setup.Seed)
 	}
-	paragraph(s, "  sent    ", "          ", sent)
-	asked := fmt.Sprintf("%s at %s", server, v.Setup.BaseURL)
+	return sent
+}
+
+// serverText says what it was sent to, in the server's words.
+func serverText(v *oracle.Verdict) string {
+	asked := fmt.Sprintf("%s at %s", cmp.Or(v.Setup.Server, "unknown server"), v.Setup.BaseURL)
 	if v.Setup.Model != "" {
 		asked += ", model " + v.Setup.Model
 	}
-	paragraph(s, "  server  ", "          ", term.Safe(asked))
+	return asked
 }
 
 func phases(s *term.Screen, v *oracle.Verdict) {

@@ -37,6 +37,7 @@ type commands struct {
 	Hunt      huntCommand      `cmd:"" help:"Find the culprit of a case: the smallest set of settings that is needed for the failure."`
 	Probe     probeCommand     `cmd:"" help:"Count which code paths of a live Python server run, how often, with which labels."`
 	Compare   compareCommand   `cmd:"" help:"Two servers or arms side by side, in pairs of requests: is the fix a fix?"`
+	Report    reportCommand    `cmd:"" help:"Write the page of a run or a hunt, to read and to send: report.html."`
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
 	Replay    replayCommand    `cmd:"" help:"Send recorded traffic again: the same bytes at the same times."`

@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/report"
 	"github.com/culprit-project/culprit/search"
 	"github.com/culprit-project/culprit/target"
@@ -50,8 +54,12 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	if err != nil {
 		return "", err
 	}
-	h := huntScreen{out: out, subject: c}
-	h.before(options)
+	h := huntScreen{out: out, subject: c, live: report.NewHunting(out.Progress, c)}
+	forecasts, err := foresee(c, options)
+	if err != nil {
+		return "", err
+	}
+	h.live.Before(options, forecasts)
 	if o.DryRun {
 		return search.Found, nil
 	}
@@ -69,7 +77,7 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	}
 	hunt := experiment.HuntOptions{
 		Dir: dir, Case: c, Tool: o.Tool, Search: options, Launcher: o.Launcher, Header: o.headers(), Resume: o.Resume,
-		Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
+		Preflight: h.live.Preflight, Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
 	}
 	if o.Hypotheses {
 		return huntHypotheses(ctx, o, hunt, &h)
@@ -87,14 +95,29 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	case err != nil:
 		return "", &NoVerdictError{err}
 	}
-	if out.Screen == nil {
-		return finding.Status, writeJSON(out.JSON, struct {
-			Dir string `json:"dir"`
-			experiment.Result
-		}{dir, finding})
+	record, err := experiment.ReadHunt(dir)
+	if err != nil {
+		return "", err
 	}
-	report.Hunt(out.Screen, finding, h.trials, dir)
-	return finding.Status, nil
+	if err := writeHuntPage(record, o.Tool); err != nil {
+		return "", err
+	}
+	return finding.Status, showHunt(record, out)
+}
+
+// foresee says what a hunt may take when one call in five breaks, or one
+// in fifty.
+func foresee(c *experiment.Case, o search.Options) ([]search.Forecast, error) {
+	const hunts = 20
+	var out []search.Forecast
+	for _, rate := range []float64{0.2, 0.02} {
+		f, err := search.Foresee(len(c.Space.Factors), rate, o, hunts)
+		if err != nil {
+			return nil, &UsageError{err}
+		}
+		out = append(out, f)
+	}
+	return out, nil
 }
 
 // read reads the case, or makes it of the sweep, and says where the trials go.
@@ -139,7 +162,7 @@ func (o *HuntOptions) search(c *experiment.Case) (search.Options, error) {
 type huntScreen struct {
 	out     Output
 	subject *experiment.Case
-	trials  []experiment.Trial
+	live    *report.Hunting
 	book    *book // nil writes none
 	failed  bool  // the book couldn't be written
 }
@@ -156,33 +179,89 @@ func (h *huntScreen) note(ctx context.Context) {
 	}
 }
 
-// before says what is varied, and what it may cost.
-func (h *huntScreen) before(o search.Options) {
-	s := h.out.Progress
-	var names []string
-	for _, f := range h.subject.Space.Factors {
-		safe := f.Levels[f.Safe()].Name
-		names = append(names, fmt.Sprintf("%s (%s or %s)", f.Name, f.Levels[f.Failing()].Name, safe))
-	}
-	s.Printf("%s: %d factors: %s\n", h.subject.Path, len(names), strings.Join(names, ", "))
-	requests := func(rate float64) int { return int(3/rate) + 1 } // none of so many: the rate is below, with 95% probability
-	s.Printf("To see that an arm fails less than 1%% of the time takes %d requests in it, less than 0.1%% takes %d; a trial has at least %d.\n",
-		requests(0.01), requests(0.001), o.Batch)
-	if o.Budget.Launches > 0 {
-		s.Printf("At most %d launches.\n", o.Budget.Launches)
-	}
-	s.Printf("\n")
-}
-
 func (h *huntScreen) step(step experiment.Step) {
 	if step.Ended {
-		h.trials = append(h.trials, step.Trial)
 		h.note(context.Background())
 	}
-	if step.Resumed && !step.Ended {
-		return
+	h.live.Step(step)
+}
+
+// again are the commands that show what a hunt found.
+func again(r *experiment.Record) []report.Command {
+	var out []report.Command
+	if len(r.Result.Causes) > 0 {
+		arm, err := r.Case.Render(r.Whole(r.Result.Causes[0].With.Arm))
+		if err == nil && len(arm.Processes) > 0 {
+			for _, p := range arm.Processes {
+				out = append(out, report.Command{Shows: "the server (" + p.Name + ") with nothing but the cause", Line: shellLine(p)})
+			}
+			out = append(out, report.Command{Shows: "the load that breaks it", Line: runLine(arm.Plan)})
+		}
 	}
-	report.Trial(h.out.Progress, h.subject.Space, step)
+	if worst := r.Worst(); worst != nil {
+		dir := filepath.Join(r.Dir, worst.Dir)
+		out = append(out, report.Command{Shows: "the trial with the most broken calls", Line: "culprit check " + shellWord(dir)})
+		if v, err := experiment.ReadVerdict(dir); err == nil && len(v.Broken.Ops) > 0 {
+			op := v.Broken.Ops[0]
+			for _, c := range v.Classes {
+				if c.Means == oracle.Corrupt && len(c.Examples) > 0 && c.Examples[0].Op > 0 {
+					op = c.Examples[0].Op
+					break
+				}
+			}
+			out = append(out, report.Command{Shows: "one broken call, with everything that came back", Line: fmt.Sprintf("culprit check --op %d %s", op, shellWord(dir))})
+		}
+	}
+	return out
+}
+
+// shellLine starts a process as a person would.
+func shellLine(p target.Process) string {
+	var words []string
+	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+		words = append(words, name+"="+shellWord(p.Env[name]))
+	}
+	for _, w := range p.Command {
+		words = append(words, shellWord(w))
+	}
+	line := strings.Join(words, " ")
+	if p.Dir != "" {
+		line = "cd " + shellWord(p.Dir) + " && " + line
+	}
+	if p.Host != "" {
+		line = "ssh " + shellWord(p.Host) + " " + shellWord(line)
+	}
+	return line
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// shellWord quotes for a POSIX shell.
+func shellWord(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// runLine is the command that sends what a plan sends, as far as flags can say.
+func runLine(p experiment.Plan) string {
+	w := p.Workload
+	words := []string{"culprit", "run", "--base-url", shellWord(p.BaseURL), "--workload", w.Kind, "--seed", fmt.Sprint(w.Seed)}
+	add := func(flag string, n int) {
+		if n > 0 {
+			words = append(words, flag, fmt.Sprint(n))
+		}
+	}
+	add("--sessions", w.Sessions)
+	add("--rounds", w.Rounds)
+	add("--context-lines", w.ContextLines)
+	add("--max-tokens", w.MaxTokens)
+	add("--concurrency", p.Concurrency)
+	if p.RequestRate > 0 {
+		words = append(words, "--request-rate", fmt.Sprint(p.RequestRate))
+	}
+	return strings.Join(words, " ")
 }
 
 // WriteCase writes a case's file into a new directory and returns its path.

@@ -151,6 +151,9 @@ func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Wo
 	if err != nil {
 		return "", err
 	}
+	if err := writeRunPage(dir, plan, v, plan.Tool); err != nil {
+		return "", err
+	}
 	return show(dir, plan, v, out)
 }
 

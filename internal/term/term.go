@@ -9,6 +9,7 @@ package term
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -182,6 +183,12 @@ func Wrap(text string, columns int) []string {
 	return lines
 }
 
+// escapes are what [Screen.Paint] adds.
+var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// columns is the width of painted text.
+func columns(text string) int { return runewidth.StringWidth(escapes.ReplaceAllString(text, "")) }
+
 // Table lays rows out in columns. The first row is the head. align has one
 // letter a column: l or r.
 func (s *Screen) Table(align string, rows [][]string) string {
@@ -191,7 +198,7 @@ func (s *Screen) Table(align string, rows [][]string) string {
 	widths := make([]int, len(align))
 	for _, row := range rows {
 		for i, cell := range row {
-			widths[i] = max(widths[i], runewidth.StringWidth(cell))
+			widths[i] = max(widths[i], columns(cell))
 		}
 	}
 	var b strings.Builder
@@ -199,7 +206,7 @@ func (s *Screen) Table(align string, rows [][]string) string {
 		var line strings.Builder
 		line.WriteString(" ")
 		for i, cell := range row {
-			pad := strings.Repeat(" ", widths[i]-runewidth.StringWidth(cell))
+			pad := strings.Repeat(" ", widths[i]-columns(cell))
 			if align[i] == 'r' {
 				line.WriteString(" " + pad + cell)
 			} else {

@@ -1,0 +1,257 @@
+package experiment
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/stats"
+	"github.com/culprit-project/culprit/target"
+)
+
+// BeliefFile is what the search believed after a trial, in its directory.
+const BeliefFile = "belief.json"
+
+// Contrast compares all launches in which a cause was there with all in which
+// none was, whatever the other levels were.
+type Contrast struct {
+	With    search.Evidence `json:"with"`
+	Without search.Evidence `json:"without"`
+}
+
+// WayOut is a level that makes the failure go away by itself.
+type WayOut struct {
+	Factor string  `json:"factor"`
+	Level  string  `json:"level"`
+	Cost   float64 `json:"cost,omitempty"` // as the case states it
+	// Speed is tokens per second as a share of the failing arm's, over so many
+	// launches; 0 is not measured.
+	Speed    float64 `json:"speed,omitempty"`
+	Launches int     `json:"launches,omitempty"`
+}
+
+// conclude adds to a finding what the trials show beyond it.
+func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersion, trials []Trial) {
+	if r.Status != search.Found {
+		return
+	}
+	var groups [2][]stats.Cluster // with a cause, and without
+	launch, last := 0, [2]int{}
+	for _, t := range trials {
+		if t.Proposal.Launch || t.Observation.Launched || launch == 0 {
+			launch++
+		}
+		if !t.counts() {
+			continue
+		}
+		g := 1
+		if slices.ContainsFunc(r.Causes, func(cause search.Cause) bool { return contains(space, t.Proposal.Arm, cause.Set) }) {
+			g = 0
+		}
+		if last[g] != launch { // client-side factors change within a launch
+			last[g] = launch
+			groups[g] = append(groups[g], stats.Cluster{})
+		}
+		cluster := &groups[g][len(groups[g])-1]
+		cluster.Failures += t.Observation.Failures
+		cluster.Trials += t.Observation.Requests
+	}
+	r.Contrast = &Contrast{pool(groups[0], dispersion), pool(groups[1], dispersion)}
+	r.WaysOut = waysOut(c, space, r.Causes, trials)
+}
+
+// counts says that the trial is evidence.
+func (t *Trial) counts() bool {
+	return t.Observation != nil && t.Observation.Requests > 0 && (t.Observation.Outcome == search.Ran || t.Observation.Outcome == search.Wedged)
+}
+
+func pool(launches []stats.Cluster, d stats.Dispersion) search.Evidence {
+	e := search.Evidence{Launches: len(launches), High: 1}
+	for _, l := range launches {
+		e.Requests += l.Trials
+		e.Failures += l.Failures
+	}
+	if len(launches) > 0 {
+		e.Low, e.High = stats.AnytimeInterval(launches, d, 0.95)
+	}
+	return e
+}
+
+// waysOut are the single levels that each cause needs, the cheapest first: by
+// what the case says, else by the speed that was measured.
+func waysOut(c *Case, space design.Space, causes []search.Cause, trials []Trial) []WayOut {
+	var out []WayOut
+	if len(causes) != 1 {
+		return nil // no single level may be enough
+	}
+	speed := func(arm design.Arm) (mean float64, launches int) {
+		n := 0
+		for _, t := range trials {
+			if t.counts() && t.TokensPerS > 0 && t.Proposal.Arm.Hash() == arm.Hash() {
+				mean += t.TokensPerS
+				n++
+				if t.Proposal.Launch {
+					launches++
+				}
+			}
+		}
+		return mean / float64(max(n, 1)), launches
+	}
+	failing, _ := speed(space.Failing())
+	for _, name := range slices.Sorted(maps.Keys(causes[0].Set)) {
+		arm := space.Failing()
+		i := slices.IndexFunc(space.Factors, func(f design.Factor) bool { return f.Name == name })
+		f := space.Factors[i]
+		arm[name] = f.Levels[f.Safe()].Name
+		w := WayOut{Factor: name, Level: arm[name], Cost: c.Notes[name].Cost}
+		if safe, launches := speed(arm); safe > 0 && failing > 0 {
+			w.Speed, w.Launches = safe/failing, launches
+		}
+		out = append(out, w)
+	}
+	slices.SortStableFunc(out, func(a, b WayOut) int { return cmp.Compare(a.loss(), b.loss()) })
+	return out
+}
+
+func (w WayOut) loss() float64 {
+	switch {
+	case w.Cost != 0:
+		return w.Cost
+	case w.Speed != 0:
+		return 1 - w.Speed
+	}
+	return 1
+}
+
+// Record is what a hunt has left in its directory.
+type Record struct {
+	Dir      string
+	Case     *Case
+	Trials   []Trial
+	Beliefs  []*search.Progress // after each trial; nil where it isn't there
+	Untested []Unmet
+	Result   *Result // its status is running while it goes on
+}
+
+// ReadHunt reads a hunt's directory.
+func ReadHunt(dir string) (*Record, error) {
+	c, err := ReadCase(dir)
+	if err != nil {
+		return nil, err
+	}
+	r := &Record{Dir: dir, Case: c}
+	entries, err := os.ReadDir(filepath.Join(dir, RunsDir))
+	if err != nil {
+		return nil, fmt.Errorf("read hunt: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() || filepath.Ext(e.Name()) == ".partial" {
+			continue
+		}
+		var t Trial
+		ok, err := readJSON(filepath.Join(dir, RunsDir, e.Name(), TrialFile), &t)
+		if err != nil {
+			return nil, err
+		}
+		if !ok || t.Observation == nil {
+			continue // still running, or killed
+		}
+		var belief search.Progress
+		ok, err = readJSON(filepath.Join(dir, RunsDir, e.Name(), BeliefFile), &belief)
+		if err != nil {
+			return nil, err
+		}
+		r.Trials = append(r.Trials, t)
+		if ok {
+			r.Beliefs = append(r.Beliefs, &belief)
+		} else {
+			r.Beliefs = append(r.Beliefs, nil)
+		}
+	}
+	if _, err := readJSON(filepath.Join(dir, PreflightFile), &r.Untested); err != nil {
+		return nil, err
+	}
+	r.Result = &Result{Finding: search.Finding{Status: search.Running, Text: "it goes on, or was stopped; culprit hunt --resume goes on"}}
+	for _, t := range r.Trials {
+		r.Result.Requests += t.Observation.Requests
+		if t.Proposal.Launch || t.Observation.Launched {
+			r.Result.Launches++
+		}
+	}
+	var result Result
+	ok, err := readJSON(filepath.Join(dir, FindingFile), &result)
+	if ok {
+		r.Result = &result
+	}
+	return r, err
+}
+
+// ReadAttestation reads what was really running in a run.
+func ReadAttestation(dir string) (*target.Attestation, error) {
+	var a target.Attestation
+	path := filepath.Join(dir, AttestFile)
+	if ok, err := readJSON(path, &a); !ok {
+		return nil, cmp.Or(err, fmt.Errorf("read attestation: %s isn't there", path))
+	}
+	return &a, nil
+}
+
+// Number is a trial's, from 1.
+func (r *Record) Number(t *Trial) int {
+	return 1 + slices.IndexFunc(r.Trials, func(o Trial) bool { return o.Dir == t.Dir })
+}
+
+// readJSON reads a file if it is there.
+func readJSON(path string, into any) (there bool, err error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read hunt: %w", err)
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return false, fmt.Errorf("read %s: %w", path, err)
+	}
+	return true, nil
+}
+
+// Whole adds to an arm the settings that take no effect, as they are in the
+// failing arm: so it was launched.
+func (r *Record) Whole(arm design.Arm) design.Arm {
+	whole, failing := maps.Clone(arm), r.Case.Space.Failing()
+	for _, u := range r.Untested {
+		whole[u.Factor] = failing[u.Factor]
+	}
+	return whole
+}
+
+// Worst is the trial with the most broken replies; nil when there are none.
+func (r *Record) Worst() *Trial {
+	var worst *Trial
+	for i := range r.Trials {
+		if t := &r.Trials[i]; t.Observation.Failures > 0 && (worst == nil || t.Observation.Failures > worst.Observation.Failures) {
+			worst = t
+		}
+	}
+	return worst
+}
+
+// ReadVerdict reads a run directory's verdict.
+func ReadVerdict(dir string) (*oracle.Verdict, error) {
+	var v oracle.Verdict
+	path := filepath.Join(dir, VerdictFile)
+	if ok, err := readJSON(path, &v); !ok {
+		return nil, cmp.Or(err, fmt.Errorf("read verdict: %s isn't there; make it with culprit check %s", path, dir))
+	}
+	return &v, nil
+}

@@ -1,0 +1,168 @@
+//go:build chromium
+
+package report
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+)
+
+// TestPagesInChromium opens pages full of hostile text in a real browser, from
+// a file and from a server, light and dark: nothing runs, nothing is fetched,
+// and the console has nothing to say. make test-page runs it; it wants Debian's
+// chromium. With CULPRIT_SCREENSHOTS=DIR it leaves pictures to look at.
+func TestPagesInChromium(t *testing.T) {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.WindowSize(1100, 900))
+	allocator, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	defer stop()
+	for name, page := range hostilePages(t) {
+		path := filepath.Join(t.TempDir(), name+".html")
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
+		defer server.Close()
+		for _, from := range []string{(&url.URL{Scheme: "file", Path: path}).String(), server.URL + "/" + name + ".html"} {
+			for _, scheme := range []string{"light", "dark"} {
+				t.Run(name+" "+from[:4]+" "+scheme, func(t *testing.T) { openPage(t, allocator, from, scheme, name) })
+			}
+		}
+	}
+}
+
+// TestChromiumWouldSee makes sure that the test of pages can fail: a page that
+// runs, fetches and complains is seen to.
+func TestChromiumWouldSee(t *testing.T) {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox)
+	allocator, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	defer stop()
+	path := filepath.Join(t.TempDir(), "bad.html")
+	bad := `<title>bad</title><script>window.ran=1;console.error("x")</script><img src="http://127.0.0.1:1/x.png">`
+	if err := os.WriteFile(path, []byte(bad), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	seen := visit(t, allocator, "file://"+path, "light", "")
+	if !seen.ran || len(seen.console) == 0 || len(seen.requests) < 2 {
+		t.Errorf("of a bad page was seen: %+v", seen)
+	}
+}
+
+func openPage(t *testing.T, allocator context.Context, from, scheme, name string) {
+	picture := ""
+	if dir := os.Getenv("CULPRIT_SCREENSHOTS"); dir != "" {
+		picture = filepath.Join(dir, fmt.Sprintf("%s-%s.png", name, scheme))
+	}
+	seen := visit(t, allocator, from, scheme, picture)
+	if seen.ran {
+		t.Error("a script ran")
+	}
+	if len(seen.console) > 0 {
+		t.Errorf("the console says: %q", seen.console)
+	}
+	for _, to := range seen.requests {
+		if to != from && to != "data:," {
+			t.Errorf("it asked for %s", to)
+		}
+	}
+	if seen.title == "" || seen.location != from {
+		t.Errorf("it is %q at %s", seen.title, seen.location)
+	}
+	if seen.background == "" || seen.background == "rgba(0, 0, 0, 0)" {
+		t.Errorf("its style isn't in force: the background is %q", seen.background)
+	}
+	if seen.wide {
+		t.Error("the page is wider than the window")
+	}
+}
+
+// visited is what a page did.
+type visited struct {
+	ran, wide                   bool
+	title, location, background string
+	console, requests           []string
+}
+
+func visit(t *testing.T, allocator context.Context, from, scheme, picture string) visited {
+	ctx, stop := chromedp.NewContext(allocator)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	var got visited
+	err := chromedp.Listen(ctx, func(event any) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch e := event.(type) {
+		case *runtime.EventConsoleAPICalled:
+			got.console = append(got.console, string(e.Type))
+		case *runtime.EventExceptionThrown:
+			got.console = append(got.console, e.ExceptionDetails.Text)
+		case *log.EventEntryAdded:
+			got.console = append(got.console, e.Entry.Text)
+		case *network.EventRequestWillBeSent:
+			got.requests = append(got.requests, e.Request.URL)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call(t, ctx, log.Enable, cdp.Empty{})
+	call(t, ctx, runtime.Enable, cdp.Empty{})
+	call(t, ctx, network.Enable, network.EnableParams{})
+	call(t, ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+	if err := chromedp.Do(ctx, chromedp.Navigate(from)); err != nil {
+		t.Fatal(err)
+	}
+	// Whatever a pointer or the keyboard could set off.
+	evaluate[bool](t, ctx, `document.querySelectorAll("details").forEach(d => d.open = true), true`)
+	evaluate[bool](t, ctx, `document.querySelectorAll("*").forEach(e => { if (e.tagName !== "A") for (const k of ["mouseover", "focus", "error", "load"]) e.dispatchEvent(new Event(k)) }), true`)
+	time.Sleep(300 * time.Millisecond) // a script could take its time
+	got.ran = evaluate[bool](t, ctx, `window.ran === 1 || document.title === "ran"`)
+	got.wide = evaluate[bool](t, ctx, `document.documentElement.scrollWidth > window.innerWidth`)
+	got.title = evaluate[string](t, ctx, `document.title`)
+	got.location = evaluate[string](t, ctx, `location.href`)
+	got.background = evaluate[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)
+	if picture != "" {
+		b, err := chromedp.Run(ctx, chromedp.FullScreenshot(90))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(picture, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return got
+}
+
+func call[P, R any](t *testing.T, ctx context.Context, command cdp.Command[P, R], params P) {
+	t.Helper()
+	if _, err := chromedp.Call(ctx, command, params); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func evaluate[T any](t *testing.T, ctx context.Context, expression string) T {
+	t.Helper()
+	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
+}

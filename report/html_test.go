@@ -1,0 +1,194 @@
+package report
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/target"
+)
+
+// hostile is what a model or a server could write to take a page over, in any
+// of the contexts that a page has. ran is what it would leave behind.
+var hostile = []string{
+	`</pre></code></details></style></title></svg><script>document.title='ran';window.ran=1</script>`,
+	`"><img src=x onerror="window.ran=1"><svg onload=window.ran=1>`,
+	`javascript:window.ran=1`,
+	`' onmouseover='window.ran=1' x='`,
+	`<iframe srcdoc="<script>parent.ran=1</script>"></iframe><base href=//evil.example>`,
+	`{{.}} <!-- --> <![CDATA[ ]]> & &lt;script&gt; {{template "run"}}`,
+	"\x00\x1b[31m\u202egnp.exe \u2066\ufeff \xff\xfe",
+	`@import url(//evil.example/x.css); body{display:none} expression(window.ran=1)`,
+	`<meta http-equiv=refresh content="0;url=//evil.example"><link rel=stylesheet href=//evil.example>`,
+}
+
+// hostileHunt is a hunt's directory in which every text that somebody else
+// wrote is hostile.
+func hostileHunt(t *testing.T) *experiment.Record {
+	r := found(t)
+	r.Dir = t.TempDir()
+	all := strings.Join(hostile, " ")
+	r.Untested[0].Why = all
+	r.Trials[0].Note, r.Trials[1].Note = all, all
+	r.Trials[0].Proposal.Why = all
+	r.Trials[1].Proposal.Arm = design.Arm{"graph": "safe", "dtype": "bf16", "cache": "--cache"}
+	r.Case.Notes["graph"] = experiment.FactorNote{Note: all}
+	r.Beliefs = []*search.Progress{{
+		Leading: []search.Belief{{Set: design.Arm{"graph": "suspect", "dtype": "bf16"}, Probability: 0.9}}, None: 0.02,
+		Needed: map[string]float64{"graph": 0.9, "dtype": 0.9, "cache": 0.1}, Arms: []search.Evidence{r.Result.Causes[0].With},
+	}, nil}
+	r.Result.Levels = []search.LevelFound{{Factor: "dtype", Level: all, Evidence: search.Evidence{Requests: 9, High: 1}}}
+	v := hostileVerdict()
+	for i, trial := range r.Trials {
+		dir := filepath.Join(r.Dir, trial.Dir)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		a := target.Attestation{Endpoints: []target.Endpoint{{Path: "/server_info"}}, Processes: []target.ProcessFacts{{Name: "server", Main: true, Args: []string{"server", "--x", hostile[i]}, Env: map[string]string{"X": hostile[i+1]}}}}
+		for name, value := range map[string]any{experiment.VerdictFile: v, experiment.AttestFile: a} {
+			if err := experiment.WriteJSON(filepath.Join(dir, name), value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		writeHistory(t, filepath.Join(dir, experiment.HistoryFile))
+	}
+	return r
+}
+
+func hostileVerdict() *oracle.Verdict {
+	v := &oracle.Verdict{
+		Status: oracle.Corrupt, Reasons: hostile,
+		Setup:       oracle.Setup{Server: hostile[0], Model: hostile[1], BaseURL: hostile[2], Concurrency: 8},
+		Assumptions: []oracle.Assumption{{Name: "the load", Found: hostile[0]}},
+		Broken:      oracle.ClassResult{Main: oracle.Rate{Failures: 2, Trials: 3, Rate: 2. / 3, Low: 0.1, High: 0.9}, Ops: []int64{1, 2}},
+		Breakdowns:  []oracle.Breakdown{{By: "round", Bins: []oracle.Bin{{Label: hostile[0]}, {Label: hostile[3]}}}},
+		Phases:      []oracle.PhaseResult{{Phase: history.Main, Ops: 3, ToMS: 1000, CompletionTokens: 30}},
+	}
+	for i, text := range hostile {
+		v.Classes = append(v.Classes, oracle.ClassResult{
+			Class: oracle.Class("Class" + string(rune('A'+i))), Means: oracle.Corrupt, Convicts: true, Main: v.Broken.Main,
+			Examples: []oracle.Example{{Op: int64(i + 1), Phase: history.Main, Want: text, Got: hostile[(i+1)%len(hostile)], Note: text}},
+		})
+	}
+	return v
+}
+
+func writeHistory(t *testing.T, path string) {
+	w, err := history.Create(path, history.Header{Format: history.Format, Tool: hostile[0], Model: hostile[1]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(3) {
+		op := history.Op{ID: i + 1, Phase: history.Main, Kind: "agent", Session: int(i), Sent: time.Duration(i) * time.Second, LastByte: time.Duration(i+1) * time.Second, Outcome: history.OK, Request: []byte(`{}`)}
+		if err := w.Op(&op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hostilePages are the pages of a hostile hunt and run.
+func hostilePages(t *testing.T) map[string]string {
+	r := hostileHunt(t)
+	again := []Command{{hostile[0], "server " + strings.Join(hostile, " ")}}
+	var hunt, run strings.Builder
+	if err := HuntPage(&hunt, r, "culprit", time.Unix(0, 0), again); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(r.Dir, r.Trials[0].Dir)
+	if err := RunPage(&run, hostileVerdict(), Run{Dir: dir, Workload: hostile[0]}, "culprit", time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{"hunt": hunt.String(), "run": run.String()}
+}
+
+var (
+	tags     = regexp.MustCompile(`<([a-zA-Z][a-zA-Z0-9]*)`)
+	handlers = regexp.MustCompile(`<[^>]*\s(on[a-z]+|style|src|srcdoc)\s*=`)
+	links    = regexp.MustCompile(`(?:href|xlink:href)="([^"]*)"`)
+)
+
+// TestPagesHoldNothingForeign reads the pages' text; make test-page opens them
+// in a browser.
+func TestPagesHoldNothingForeign(t *testing.T) {
+	known := strings.Fields(`html head meta link title style body a header p h1 h2 h3 h4 nav main section table thead tbody tr th td small code pre
+		div span svg line circle rect ul li details summary strong article mark del dl dt dd footer br`)
+	allowed := map[string]bool{}
+	for _, name := range known {
+		allowed[name] = true
+	}
+	for name, page := range hostilePages(t) {
+		for _, m := range tags.FindAllStringSubmatch(page, -1) {
+			if !allowed[m[1]] {
+				t.Errorf("%s: has a <%s>", name, m[1])
+			}
+		}
+		if m := handlers.FindString(page); m != "" {
+			t.Errorf("%s: has an attribute that could run or fetch something: %s", name, m)
+		}
+		for _, m := range links.FindAllStringSubmatch(page, -1) {
+			if to := m[1]; !strings.HasPrefix(to, "#") && !strings.HasPrefix(to, "runs/") && to != "data:," {
+				t.Errorf("%s: links to %s", name, to)
+			}
+		}
+		if strings.ContainsAny(page, "\x00\x1b\u202e\u2066") {
+			t.Errorf("%s: has control characters", name)
+		}
+		for _, want := range []string{"Content-Security-Policy", "default-src &#39;none&#39;", "class=\"timeline\"", "<mark>", "--op 1"} {
+			if !strings.Contains(page, strings.ReplaceAll(want, "&#39;", "'")) {
+				t.Errorf("%s: lacks %s", name, want)
+			}
+		}
+		if len(page) > 2<<20 {
+			t.Errorf("%s: has %d bytes", name, len(page))
+		}
+	}
+}
+
+func TestHuntPageShowsItAll(t *testing.T) {
+	page := hostilePages(t)["hunt"]
+	for _, want := range []string{
+		"CULPRIT", "are needed together", "Confirmed both ways", "these alone, all else safe", "without it", "Way out", "91% of the failing arm",
+		"Is the setting needed?", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, "Broken ops: 1, 2",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("lacks %q", want)
+		}
+	}
+}
+
+func TestMarked(t *testing.T) {
+	for _, tt := range []struct{ name, want, got, left, right string }{
+		{"one letter", `dock":"3v"`, `dock":"38"`, `dock":"3[v]"`, `dock":"3[8]"`},
+		{"the same", "abc", "abc", "abc", "abc"},
+		{"nothing came", "abc", "", "[abc]", ""},
+		{"whole characters", "né", "nè", "n[é]", "n[è]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			left, right := marked(tt.want, tt.got)
+			show := func(pieces []piece) (text string) {
+				for _, p := range pieces {
+					if p.Marked {
+						text += "[" + p.Text + "]"
+					} else {
+						text += p.Text
+					}
+				}
+				return text
+			}
+			if show(left) != tt.left || show(right) != tt.right {
+				t.Errorf("%s | %s, want %s | %s", show(left), show(right), tt.left, tt.right)
+			}
+		})
+	}
+}
