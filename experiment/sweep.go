@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -291,4 +294,66 @@ func orderedObject(b []byte) ([]sweepParam, error) {
 	}
 	_, err = d.Token()
 	return members, err
+}
+
+// sweepText is a sweep's case as a file has it.
+func (c *Case) sweepText() (string, error) {
+	var b strings.Builder
+	var failed error
+	value := func(v any) string {
+		var text bytes.Buffer
+		e := json.NewEncoder(&text) // JSON is YAML
+		e.SetEscapeHTML(false)
+		failed = errors.Join(failed, e.Encode(v))
+		return strings.TrimSpace(text.String())
+	}
+	var words []string
+	for _, t := range c.processes[0].command {
+		word := strings.ReplaceAll(plainText(t), "{{", `\{{`)
+		if name, whole := t.whole(); whole {
+			word = "{{" + name + "}}"
+		}
+		words = append(words, word)
+	}
+	fmt.Fprintf(&b, "target:\n  processes:\n    - {name: %s, command: %s}\n  base_url: %s\n", c.processes[0].name, value(words), value(c.BaseURL))
+	if c.Model != "" {
+		fmt.Fprintf(&b, "  model: %s\n", value(c.Model))
+	}
+	if c.ready.Timeout > 0 {
+		fmt.Fprintf(&b, "  ready: {timeout: %s}\n", c.ready.Timeout)
+	}
+	fmt.Fprint(&b, "factors:\n")
+	for _, f := range c.Space.Factors {
+		fmt.Fprintf(&b, "  %s:\n    suspect: %s\n    safe: %s\n    ordered: false\n    levels:\n", f.Name, value(f.Levels[f.Failing()].Name), value(f.Levels[f.Safe()].Name))
+		for _, l := range f.Levels {
+			args := c.levels[f.Name][l.Name].text
+			if args == nil {
+				args = []string{}
+			}
+			fmt.Fprintf(&b, "      %s: %s\n", value(l.Name), value(args))
+		}
+	}
+	fmt.Fprintf(&b, "workload: %s\nload: %s\n", value(c.knobs), value(c.load))
+	return b.String(), failed
+}
+
+// WriteSweep writes the case of a sweep into a directory and reads it back: from
+// then on it is a case like any other.
+func (c *Case) WriteSweep(dir string) (*Case, error) {
+	text, err := c.sweepText()
+	if err != nil {
+		return nil, fmt.Errorf("write case: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make case directory: %w", err)
+	}
+	path := filepath.Join(dir, CaseFile)
+	read, err := ParseCase(path, []byte(text))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		return nil, fmt.Errorf("write case: %w", err)
+	}
+	return read, nil
 }

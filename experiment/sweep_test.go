@@ -3,6 +3,7 @@ package experiment
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -55,9 +56,24 @@ func TestSweepCase(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if err := c.Override(map[string]any{"sessions": 12, "concurrency": 3}); err != nil {
+				t.Fatal(err)
+			}
+			c.ReadyWithin(90 * time.Second)
+			written, err := c.WriteSweep(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
 			var got []string
 			for _, a := range arms {
+				again, err := written.Render(a.Arm)
+				if err != nil {
+					t.Fatal(err)
+				}
 				r, err := c.Render(a.Arm)
+				if diff := cmp.Diff(r, again); err == nil && diff != "" {
+					t.Errorf("as it was written, arm %s is another:\n%s", a.Name, diff)
+				}
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -139,7 +139,12 @@ func (o *HuntOptions) read() (*experiment.Case, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	return c, cmp.Or(o.Dir, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-hunt")), o.Load.override(c)
+	if err := o.Load.override(c); err != nil {
+		return nil, "", err
+	}
+	dir := cmp.Or(o.Dir, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-hunt"))
+	c, err = c.WriteSweep(dir)
+	return c, dir, err
 }
 
 // search turns the case and what was asked for into the search's options.
