@@ -185,7 +185,6 @@ class Server:
             "device": torch.cuda.get_device_name() if m.device.type == "cuda" else "cpu",
             "torch": torch.__version__,
             "context_length": CONTEXT,
-            "ready_s": round(self.ready_s, 2),
         }
 
     def metrics(self):
