@@ -105,6 +105,7 @@ const shapes = `
   - {id: finally, file: served.py, function: Pool.last, anchor: self.seen = n}
   - {id: generator, file: served.py, function: generator, anchor: yield i}
   - {id: coroutine, file: served.py, function: coroutine}
+  - {id: truthy, file: served.py, function: Pool.static, anchor: return n, when: "n % 3"}
   - {id: wrong_type, file: served.py, function: Pool.static, anchor: return n, labels: {x: "str"}}
 `
 
@@ -136,7 +137,7 @@ func TestShapes(t *testing.T) {
 			"inner": {Entered: 100, Hits: 100}, "free": {Entered: 101, Hits: 101, Matches: 99}, "elif": {Entered: 101, Hits: 50},
 			"super": {Hits: 100}, "property": {Hits: 100}, "static": {Hits: 100}, "class": {Hits: 100}, "hidden": {Hits: 100}, "cached": {Hits: 100},
 			"after": {Entered: 100, Hits: 99}, "unbound": {Entered: 100, Hits: 100, Matches: 49, Errors: 51}, "finally": {Entered: 100, Hits: 100},
-			"generator": {Entered: 100, Hits: 300}, "coroutine": {Hits: 100}, "wrong_type": {Entered: 100, Hits: 100, TypeErrors: 100},
+			"generator": {Entered: 100, Hits: 300}, "coroutine": {Hits: 100}, "truthy": {Entered: 100, Hits: 100}, "wrong_type": {Entered: 100, Hits: 100, TypeErrors: 100},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
@@ -546,4 +547,128 @@ func TestPacksAgainstSource(t *testing.T) {
 		}
 		t.Logf("%s: %d probes checked against %s", p.Name, len(lints), filepath.Base(infos[0]))
 	}
+}
+
+// More label values than are kept are counted as such, and hits while a CUDA
+// graph is captured apart: replays don't run Python.
+func TestOverflowAndCapture(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: Pool.static, labels: {n: n}, max_labels: 3}
+  - {id: captured, file: served.py, function: Pool.of, capture: split}
+`
+	const script = `
+import sys, types
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: capturing)
+sys.modules["torch"] = torch
+import served
+capturing = True
+for n in range(10): served.Pool.static(n), served.Pool.of(n)
+capturing = len(sys.argv) > 1
+for n in range(10): served.Pool.of(n)
+`
+	each(t, func(t *testing.T, python string) {
+		for _, tt := range []struct {
+			args []string
+			want Counts
+			is   Finding
+		}{{nil, Counts{Hits: 20, Captured: 10}, Live}, {[]string{"all"}, Counts{Hits: 20, Captured: 20}, CaptureOnly}} {
+			dir := dirFor(t, probes)
+			if _, err := probed(t, python, dir, "", append([]string{"-c", script}, tt.args...)...); err != nil {
+				t.Fatal(err)
+			}
+			results := Results(nil, read(t, dir))
+			if diff := cmp.Diff(Counts{Hits: 10, Overflow: 7}, results[0].Counts); diff != "" || len(results[0].Labels) != 3 {
+				t.Errorf("%v: %s", results[0].Labels, diff)
+			}
+			if diff := cmp.Diff(tt.want, results[1].Counts); diff != "" || results[1].Finding != tt.is {
+				t.Errorf("%s: %s", results[1].Finding, diff)
+			}
+		}
+	})
+}
+
+// Where there is no memory for the counters, there are no probes: a page that
+// can't be had would kill the server.
+func TestFullMemory(t *testing.T) {
+	full := t.TempDir()
+	if err := exec.Command("mount", "-t", "tmpfs", "-o", "size=128k", "none", full).Run(); err != nil {
+		t.Skip("a small file system can't be mounted here: ", err)
+	}
+	t.Cleanup(func() { exec.Command("umount", full).Run() })
+	each(t, func(t *testing.T, python string) {
+		from := dirFor(t, "  - {id: inner, file: served.py, function: Pool.static}\n")
+		dir := filepath.Join(full, "probes")
+		if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		out, err := probed(t, python, dir, "", "-c", "import served; served.Pool.static(1); print('served')")
+		if err != nil || out != "served\n" {
+			t.Fatalf("the server: %v: %s", err, out)
+		}
+		r, err := Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Processes) != 0 || len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0], "cannot reserve 64 KiB in "+dir) {
+			t.Errorf("got %q", r.Problems)
+		}
+	})
+}
+
+// What costs more than the pack allows is taken out.
+func TestBudget(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		pid := running(t, python, loop+"while True: time.sleep(0.001)")
+		p, err := ParsePack("test.yaml", []byte("probe_pack: 1\nname: x\nbudget: {max_hits_per_s: 1}\nprobes: [{id: free, file: served.py, function: Pool.free}]\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := NewDir(t.TempDir(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Attach(t.Context(), dir, pid); err != nil {
+			if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+				t.Skip(err)
+			}
+			t.Fatal(err)
+		}
+		w := Watcher{Dir: dir, Every: shortestPoll}
+		if _, err := w.Run(t.Context(), func(*Reading, *Reading) {}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(w.Stopped, fmt.Sprintf("disarmed: in PID %d ", pid)) {
+			t.Errorf("got %q", w.Stopped)
+		}
+		if state := read(t, dir).Processes[0].State; state != "detached" {
+			t.Errorf("it is %s", state)
+		}
+	})
+}
+
+// An engine that counts wrongly in a process places nothing there.
+func TestSelfTest(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, "  - {id: inner, file: served.py, function: Pool.static}\n")
+		broken := strings.Replace(string(agentSource), "for i in range(TEST_HITS):", "for i in range(611):", 1)
+		if err := os.WriteFile(filepath.Join(dir, agentFile), []byte(broken), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := probed(t, python, dir, "", "-c", "import served; print(served.Pool.static(1), any(type(c).__name__ == 'Hold' for c in served.Pool.static.__code__.co_consts))")
+		if err != nil || out != "1 False\n" {
+			t.Errorf("the server: %v: %s", err, out)
+		}
+		r, err := Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "counted 611 of 640 hits. The probe does not work in this process; counts are not shown.") {
+			t.Errorf("got %q", r.Problems)
+		}
+		if r.Processes[0].SelfTest || r.Processes[0].State != "refused" {
+			t.Errorf("got %+v", r.Processes[0])
+		}
+	})
 }
