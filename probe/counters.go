@@ -56,7 +56,7 @@ const (
 var stateNames = [...]string{"starting", "armed", "detached", "refused"}
 
 func (s State) String() string {
-	if int(s) < len(stateNames) {
+	if s < State(len(stateNames)) {
 		return stateNames[s]
 	}
 	return fmt.Sprintf("state %d", uint64(s))

@@ -144,9 +144,18 @@ type Counts struct {
 
 func (c Counts) minus(d Counts) Counts {
 	return Counts{
-		c.Entered - d.Entered, c.Hits - d.Hits, c.Matches - d.Matches, c.Errors - d.Errors,
-		c.Overflow - d.Overflow, c.TypeErrors - d.TypeErrors, c.Captured - d.Captured,
+		rise(d.Entered, c.Entered), rise(d.Hits, c.Hits), rise(d.Matches, c.Matches), rise(d.Errors, c.Errors),
+		rise(d.Overflow, c.Overflow), rise(d.TypeErrors, c.TypeErrors), rise(d.Captured, c.Captured),
 	}
+}
+
+// rise is by how much a counter rose; one that fell began anew, when the probes
+// were attached once more.
+func rise[N uint64 | int64](from, to N) N {
+	if to < from {
+		return to
+	}
+	return to - from
 }
 
 // fileLimit bounds the small files of a probe directory, and processLimit how

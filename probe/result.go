@@ -124,7 +124,7 @@ func (r *Reading) result(i int, old map[string]*Process) Result {
 		}
 		for label, n := range placed.Labels {
 			if o := old[p.key()]; o != nil && i < len(o.Probes) {
-				n -= o.Probes[i].Labels[label]
+				n = rise(o.Probes[i].Labels[label], n)
 			}
 			if n != 0 {
 				if out.Labels == nil {
