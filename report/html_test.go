@@ -167,6 +167,23 @@ func TestHuntPageShowsItAll(t *testing.T) {
 	}
 }
 
+// A hunt that kept no beliefs has no table of arms, and no empty one either.
+func TestHuntPageWithoutBeliefs(t *testing.T) {
+	r := hostileHunt(t)
+	for _, beliefs := range [][]*search.Progress{r.Beliefs, nil} {
+		r.Beliefs = beliefs
+		var page strings.Builder
+		if err := HuntPage(&page, r, "culprit", time.Unix(0, 0), nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []string{`<section id="arms">`, `href="#arms"`} {
+			if has := strings.Contains(page.String(), part); has != (beliefs != nil) {
+				t.Errorf("with %d beliefs: %s is there: %v", len(beliefs), part, has)
+			}
+		}
+	}
+}
+
 func TestMarked(t *testing.T) {
 	for _, tt := range []struct{ name, want, got, left, right string }{
 		{"one letter", `dock":"3v"`, `dock":"38"`, `dock":"3[v]"`, `dock":"3[8]"`},

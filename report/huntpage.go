@@ -67,7 +67,7 @@ func (p *huntPage) sections() []section {
 	add(p.Contrast != nil, "contrast", "All launches together")
 	add(p.WaysOut != nil, "out", "Way out")
 	add(p.Levels != nil, "levels", "Other levels")
-	add(true, "arms", "Arms")
+	add(len(p.Arms.Rows) > 0, "arms", "Arms")
 	add(p.Posterior != nil, "posterior", "What the search thought")
 	return out
 }
