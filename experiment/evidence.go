@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,11 @@ func (c *Case) Subject() hypothesis.Subject {
 	s := hypothesis.Subject{Space: c.Space, Logs: slices.Sorted(maps.Keys(c.Logs))}
 	for _, p := range c.processes {
 		s.Processes = append(s.Processes, p.name)
+	}
+	if c.Probes != nil {
+		for _, p := range c.Probes.Probes {
+			s.Probes = append(s.Probes, cmp.Or(p.As, p.ID)) // as the history has it
+		}
 	}
 	return s
 }
