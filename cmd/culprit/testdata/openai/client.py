@@ -12,7 +12,11 @@ import openai
 base_url, cases_file = sys.argv[1:]
 cases = json.load(open(cases_file))
 client = openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0)
-hello = [{"role": "user", "content": "hello"}]
+# The model knows what to answer to this, so the reply has more than a character.
+hello = [
+    {"role": "system", "content": "The code of locker duva is by4pa."},
+    {"role": "user", "content": "What is the code of locker duva? Answer with the code alone."},
+]
 
 
 def check(condition, *what):
@@ -50,6 +54,15 @@ draws = {client.chat.completions.create(model=model, messages=hello, seed=7, max
 check(len(draws) == 1, draws)
 stopped = client.chat.completions.create(model=model, messages=hello, temperature=0, max_tokens=12, stop=[choice.message.content[1:3]])
 check(stopped.choices[0].finish_reason == "stop" and stopped.choices[0].message.content == choice.message.content[:1], stopped)
+
+# An object under a schema, which the prompt asks for too.
+schema = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"], "additionalProperties": False}
+question = hello[1]["content"].split(" Answer")[0] + ' Answer with a JSON object and nothing else: {"code":"CODE"}'
+message = client.chat.completions.create(
+    model=model, messages=[hello[0], {"role": "user", "content": question}], temperature=0, max_tokens=32,
+    response_format={"type": "json_schema", "json_schema": {"name": "code", "strict": True, "schema": schema}},
+).choices[0].message
+check(json.loads(message.content) == {"code": "by4pa"}, message)
 
 # Completions.
 asked = dict(model=model, prompt="hello", temperature=0, max_tokens=8, logprobs=2)
