@@ -416,13 +416,14 @@ func (r *caseReader) factor(name string, n ast.Node) {
 		levels[levelName] = r.level(of, name)
 		return &f.Levels[len(f.Levels)-1]
 	}
-	var suspect, safe, more ast.Node
+	var suspect, safe, more, commits ast.Node
 	var note FactorNote
 	ordered := (*bool)(nil)
 	r.keys(n, "factor "+name, map[string]func(ast.Node){
 		"suspect": func(n ast.Node) { suspect = n },
 		"safe":    func(n ast.Node) { safe = n },
 		"levels":  func(n ast.Node) { more = n },
+		"commits": func(n ast.Node) { commits = n },
 		"ordered": func(n ast.Node) { b := r.flag(n, "ordered"); ordered = &b },
 		"odds":    func(n ast.Node) { f.Odds = r.number(n, "odds") },
 		"note":    func(n ast.Node) { note.Note = r.text(n, "factor "+name+": note") },
@@ -436,6 +437,32 @@ func (r *caseReader) factor(name string, n ast.Node) {
 			r.claims[name] = claim
 		},
 	})
+	if note != (FactorNote{}) {
+		r.Notes[name] = note
+	}
+	if commits != nil {
+		if suspect != nil || safe != nil || more != nil || ordered != nil {
+			r.fail(commits, "factor %s: commits are all its levels, in order: take suspect, safe, levels and ordered out", name)
+			return
+		}
+		items := r.items(commits)
+		if len(items) < 2 {
+			r.fail(commits, "factor %s: wants two commits or more, the good one first and the bad one last", name)
+			return
+		}
+		for i, item := range items {
+			text, _ := scalarText(r.plain(item))
+			if text == "" {
+				r.fail(item, "factor %s: commits: want a commit's name", name)
+				continue
+			}
+			add(item, text, map[int]design.Role{0: design.Safe, len(items) - 1: design.Suspect}[i], item)
+		}
+		f.Ordered = true
+		r.levels[name] = levels
+		r.Space.Factors = append(r.Space.Factors, f)
+		return
+	}
 	if suspect == nil || safe == nil {
 		r.fail(r.at[name], "factor %s: wants a suspect level, as it is where things fail, and a safe one", name)
 		return
@@ -451,9 +478,6 @@ func (r *caseReader) factor(name string, n ast.Node) {
 		slices.SortStableFunc(f.Levels, func(a, b design.Level) int { return cmp.Compare(asNumber(a.Name), asNumber(b.Name)) })
 	}
 	r.levels[name] = levels
-	if note != (FactorNote{}) {
-		r.Notes[name] = note
-	}
 	r.Space.Factors = append(r.Space.Factors, f)
 }
 

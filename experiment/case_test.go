@@ -216,6 +216,35 @@ func TestSmallCases(t *testing.T) {
 	}
 }
 
+func TestCommits(t *testing.T) {
+	const text = `
+target:
+  processes: [{name: a, command: [sh, serve.sh, "{{engine}}"]}]
+  base_url: http://h:1
+factors:
+  engine: {commits: [v1.2, 12e4567, 0012345, "1234567"], odds: 2, attest: 'commits.engine == level'}
+`
+	c, err := ParseCase("case.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := c.Space.Factors[0]
+	want := design.Factor{
+		Name: "engine", Ordered: true, Odds: 2, Attest: f.Attest,
+		Levels: []design.Level{{Name: "v1.2", Role: design.Safe}, {Name: "12e4567"}, {Name: "0012345"}, {Name: "1234567", Role: design.Suspect}},
+	}
+	if diff := cmp.Diff(want, f); diff != "" {
+		t.Error(diff)
+	}
+	r, err := c.Render(design.Arm{"engine": "12e4567"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"sh", "serve.sh", "12e4567"}, r.Processes[0].Command); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestCaseMistakes(t *testing.T) {
 	tests := []struct{ name, old, replacement, want string }{
 		{"unknown key", "\nfactors:", "\nfators:", `case.yaml:15: case: unknown key "fators"; nearest known key: "factors"`},
@@ -253,6 +282,9 @@ func TestCaseMistakes(t *testing.T) {
 		{"two documents", "\nfactors:", "\n---\nfactors:", "holds 2 YAML documents"},
 		{"not YAML", "target:", "target: [", "case.yaml: "},
 		{"not a mapping", "factors:\n", "factors: 3\nx:\n", `case.yaml:15: factors: want lines of "key: value"`},
+		{"commits and levels", "steps:", "steps: {commits: [a, b], safe: a}\n  stepz:", "factor steps: commits are all its levels"},
+		{"one commit", "steps:", "steps: {commits: [a]}\n  stepz:", "factor steps: wants two commits or more"},
+		{"a commit that is a list", "steps:", "steps: {commits: [a, [b]]}\n  stepz:", "factor steps: commits: want a commit's name"},
 		{"ready elsewhere", "/health_generate", "health_generate", "want a path such as /health"},
 	}
 	for _, tt := range tests {
