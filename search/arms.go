@@ -156,7 +156,7 @@ func (v *validity) fail(a arm)  { v.failed = append(v.failed, a) }
 
 // chance is how likely the arm is to start.
 func (v *validity) chance(a arm) float64 {
-	if !v.ladders.space.Allowed(v.ladders.design(a)) {
+	if len(v.ladders.space.Forbidden) > 0 && !v.ladders.space.Allowed(v.ladders.design(a)) {
 		return 0
 	}
 	for _, s := range v.started {

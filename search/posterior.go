@@ -398,12 +398,7 @@ func (p *posterior) weigh() {
 	for i := range p.cells {
 		c := &p.cells[i]
 		l := c.likelihood(p.grid)
-		if l < 1e-60 {
-			if l == 0 {
-				// Far beyond what could come back.
-				p.weights[i] = math.Inf(-1)
-				continue
-			}
+		if l > 0 && l < 1e-60 {
 			// Multiplying both parts by 1e30 keeps them far from underflow.
 			for j := range c.failing {
 				c.failing[j] *= 1e30
@@ -414,12 +409,16 @@ func (p *posterior) weigh() {
 			c.log -= 60 * math.Ln10
 			l *= 1e60
 		}
-		p.weights[i] = math.Log(l*c.prior) + c.log
-		top = max(top, p.weights[i])
+		p.weights[i] = l * c.prior
+		if l > 0 { // else it is far beyond what could come back
+			top = max(top, c.log)
+		}
 	}
 	total := 0.0
-	for i, w := range p.weights {
-		p.weights[i] = math.Exp(w - top)
+	for i := range p.weights {
+		if at := p.cells[i].log; at != top {
+			p.weights[i] *= math.Exp(at - top)
+		}
 		total += p.weights[i]
 	}
 	for i := range p.weights {
