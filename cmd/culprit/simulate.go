@@ -11,7 +11,7 @@ type simulateCommand struct {
 	Hunts int    `placeholder:"N" help:"Hunts in each row (default: 1000)."`
 	Seed  uint64 `placeholder:"N" help:"The same seed gives the same figures (default: 1)."`
 	Table string `placeholder:"NAME" help:"combinations, launches, assumptions, order, null, several with commas, or all (default)."`
-	Row   string `placeholder:"TEXT" help:"Of each table, only the rows with this in their names."`
+	Row   string `placeholder:"TEXT" help:"Only the rows whose names begin so."`
 }
 
 func (c *simulateCommand) Run(ctx context.Context, s *streams) error {

@@ -24,7 +24,7 @@ type SimulateOptions struct {
 	Seed  uint64 // 0 means 1
 	// Table is combinations, assumptions, launches, order, null, or all.
 	Table string
-	Row   string // of rows, those that have this in their names; empty is all
+	Row   string // only rows whose names begin so
 }
 
 // Tables are the names of what simulate can show.
@@ -59,7 +59,7 @@ func Simulate(ctx context.Context, o SimulateOptions, out Output) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if !strings.Contains(c.name, o.Row) {
+			if !strings.HasPrefix(c.name, o.Row) {
 				continue
 			}
 			out.Progress.Progress(name + ": " + c.name)
