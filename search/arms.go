@@ -156,8 +156,11 @@ func (v *validity) fail(a arm)  { v.failed = append(v.failed, a) }
 
 // chance is how likely the arm is to start.
 func (v *validity) chance(a arm) float64 {
-	if len(v.ladders.space.Forbidden) > 0 && !v.ladders.space.Allowed(v.ladders.design(a)) {
+	if !v.allowed(a) {
 		return 0
+	}
+	if len(v.failed) == 0 {
+		return 1
 	}
 	for _, s := range v.started {
 		if s.equal(a) {
@@ -172,6 +175,10 @@ func (v *validity) chance(a arm) float64 {
 		p *= 1 - v.shared(f, a)
 	}
 	return p
+}
+
+func (v *validity) allowed(a arm) bool {
+	return len(v.ladders.space.Forbidden) == 0 || v.ladders.space.Allowed(v.ladders.design(a))
 }
 
 // shared is how likely a fails for the reason that failed did: the share of the

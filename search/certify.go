@@ -186,7 +186,7 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 		if _, ok := c.fails[s.key()]; ok {
 			continue
 		}
-		v, err := h.claim(question{arm: s, want: above, phase: Confirm, why: h.whySet(s)})
+		v, err := h.alone(s)
 		if err == nil && v.side != above && h.clearlyAbove(v.launches) {
 			// It fails, if less often than it seemed when the limit was set.
 			limit, _ := h.limits(float64(s.size()))
@@ -214,6 +214,33 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 		c.fails[s.key()] = v.claimed
 	}
 	return true, nil
+}
+
+// alone tests that a cause fails. When it can't be run with everything else
+// safe, it is with as little more as can.
+func (h *hunt) alone(s arm) (decided, error) {
+	v, err := h.claim(question{arm: s, want: above, phase: Confirm, why: h.whySet(s)})
+	larger := slices.Clone(s)
+	for errors.Is(err, errUnusable) && !larger.equal(h.ladders.top) {
+		best, chance := -1, -1.0
+		for _, i := range h.random.Perm(len(larger)) {
+			if larger[i] == h.ladders.top[i] {
+				continue
+			}
+			if c := h.validity.chance(larger.at(i, h.ladders.top[i])); c > chance {
+				best, chance = i, c
+			}
+		}
+		larger[best] = h.ladders.top[best]
+		if chance < unlikely {
+			continue
+		}
+		v, err = h.claim(question{arm: slices.Clone(larger), want: above, phase: Confirm, why: h.whySet(s) + "; it doesn't run alone"})
+		if err == nil && v.side == above {
+			h.finding.Unreached = append(h.finding.Unreached, h.ladders.design(s))
+		}
+	}
+	return v, err
 }
 
 // early plans a claim of the certificate that the search can use; its gain is 0

@@ -46,8 +46,9 @@ type Finding struct {
 	Error float64 `json:"error,omitempty"`
 	// Limit is the rate that tells failing arms from clean ones.
 	Limit float64 `json:"limit,omitempty"`
-	// Unreached are arms that the certificate asks for and that don't start;
-	// smaller ones stood in.
+	// Unreached are arms that the certificate asks for and that don't start or
+	// are forbidden; smaller ones stood in for those that were to be clean,
+	// larger ones for those that were to fail.
 	Unreached []design.Arm `json:"unreached,omitempty"`
 	Levels    []LevelFound `json:"levels,omitempty"`
 

@@ -112,6 +112,9 @@ func (h *hunt) launchCost() float64 {
 
 // measure has n requests run in an arm, or as many as the caller likes.
 func (h *hunt) measure(a arm, n int, fresh bool, phase Phase, why string) (stats.Cluster, error) {
+	if !h.validity.allowed(a) {
+		return stats.Cluster{}, errUnusable
+	}
 	for {
 		launch := fresh || !h.running.up || !h.ladders.sameServer(a, h.running.arm)
 		if err := h.afford(a, n, launch); err != nil {

@@ -55,6 +55,8 @@ const (
 	// request at all rates of interest.
 	balance = 0.5
 	orders  = 16
+	// unlikely is the chance to start below which an arm isn't tried.
+	unlikely = 0.05
 )
 
 func newPlanner(h *hunt, p *posterior) *planner {
@@ -175,7 +177,7 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 			continue // can't be better
 		}
 		valid := l.validity.chance(c.arm)
-		if valid < 0.05 {
+		if valid < unlikely {
 			continue
 		}
 		cost := l.launchCost
@@ -348,7 +350,8 @@ func (l *planner) descend(from arm, order []int, balance float64, add func(arm))
 	add(a)
 }
 
-// split is the step of one factor that comes nearest to the balance.
+// split is the step of one factor that comes nearest to the balance, of those
+// that may start.
 func (l *planner) split(a arm, factor int, balance float64) uint16 {
 	at := make([]float64, a[factor]+1) // by step: the chance that failing begins there
 	for i, h := range l.alive {
@@ -368,7 +371,7 @@ func (l *planner) split(a arm, factor int, balance float64) uint16 {
 	best, distance := uint16(0), math.Inf(1)
 	for step, c := range at {
 		sum += c
-		if d := math.Abs(sum - balance); d < distance {
+		if d := math.Abs(sum - balance); d < distance && l.validity.chance(a.at(factor, uint16(step))) >= unlikely {
 			best, distance = uint16(step), d
 		}
 	}
