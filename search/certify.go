@@ -217,11 +217,12 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 }
 
 // alone tests that a cause fails. When it can't be run with everything else
-// safe, it is with as little more as can.
+// safe, it is with as little more as can; that everything safe fails has no
+// other proof.
 func (h *hunt) alone(s arm) (decided, error) {
 	v, err := h.claim(question{arm: s, want: above, phase: Confirm, why: h.whySet(s)})
 	larger := slices.Clone(s)
-	for errors.Is(err, errUnusable) && !larger.equal(h.ladders.top) {
+	for errors.Is(err, errUnusable) && s.size() > 0 && !larger.equal(h.ladders.top) {
 		best, chance := -1, -1.0
 		for _, i := range h.random.Perm(len(larger)) {
 			if larger[i] == h.ladders.top[i] {
