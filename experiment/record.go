@@ -139,6 +139,7 @@ type Record struct {
 	Trials   []Trial
 	Beliefs  []*search.Progress // after each trial; nil where it isn't there
 	Untested []Unmet
+	Base     *Base   // nil: the case asks for no control
 	Result   *Result // its status is running while it goes on
 }
 
@@ -179,6 +180,12 @@ func ReadHunt(dir string) (*Record, error) {
 	}
 	if _, err := readJSON(filepath.Join(dir, PreflightFile), &r.Untested); err != nil {
 		return nil, err
+	}
+	var base Base
+	if ok, err := readJSON(filepath.Join(dir, BaseFile), &base); err != nil {
+		return nil, err
+	} else if ok {
+		r.Base = &base
 	}
 	r.Result = &Result{Finding: search.Finding{Status: search.Running, Text: "it goes on, or was stopped; culprit hunt --resume goes on"}}
 	for _, t := range r.Trials {

@@ -258,6 +258,20 @@ func unmetText(c *experiment.Case, u experiment.Unmet) string {
 	return fmt.Sprintf("%s never took effect, so its arm is void and nothing is said of %s: %s", c.Setting(u.Factor, u.Level), u.Factor, u.Why)
 }
 
+// baseText says what the model gets wrong by itself; empty where it gets nothing
+// wrong, or where nobody looked.
+func baseText(b *experiment.Base) string {
+	if b == nil || len(b.Classes) == 0 {
+		return ""
+	}
+	var classes []string
+	for _, c := range b.Classes {
+		classes = append(classes, string(c))
+	}
+	return fmt.Sprintf("Alone and with everything safe the model got %d of %d replies wrong by itself (%s). Replies that are wrong in no other way aren't counted as broken.",
+		b.Broken, b.Replies, strings.Join(classes, ", "))
+}
+
 // uncounted says which trials were no evidence, and why.
 func uncounted(s *term.Screen, r *experiment.Record) {
 	first := true
@@ -267,6 +281,9 @@ func uncounted(s *term.Screen, r *experiment.Record) {
 			first = false
 		}
 		paragraph(s, number, strings.Repeat(" ", len(number)), text)
+	}
+	if text := baseText(r.Base); text != "" {
+		line("  -  ", text)
 	}
 	for _, u := range r.Untested {
 		line("  -  ", term.Safe(unmetText(r.Case, u)))

@@ -109,6 +109,9 @@ func newHuntPage(r *experiment.Record) *huntPage {
 	p.Arms = *newRates("arm", armRows(r))
 	p.Posterior = newPosterior(r)
 	p.Differences = differences(r)
+	if text := baseText(r.Base); text != "" {
+		p.Uncounted = append(p.Uncounted, text)
+	}
 	for _, u := range r.Untested {
 		p.Uncounted = append(p.Uncounted, visible(unmetText(r.Case, u)))
 	}
