@@ -38,6 +38,7 @@ func Hunt(s *term.Screen, r *experiment.Record, again []Command) {
 	s.Printf("\n")
 	paragraph(s, "  cost    ", "          ", fmt.Sprintf("%s, %s judged requests, %s", counted(f.Launches, "launch", "launches"), count(f.Requests), term.Duration(total(r.Trials))))
 	paragraph(s, "  files   ", "          ", fmt.Sprintf("%s/ with %s and a run directory a trial", r.Dir, experiment.FindingFile))
+	paragraph(s, "  page    ", "          ", r.Dir+"/"+PageFile+" has all of it with figures")
 	commands(s, again)
 }
 

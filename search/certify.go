@@ -692,7 +692,7 @@ func (h *hunt) whySet(s arm) string {
 	if s.size() == 0 {
 		return "everything safe: fails if the cause is none of these factors"
 	}
-	return "only " + describe(h.ladders.set(s)) + ": fails if nothing else is needed"
+	return "the suspected cause alone: fails if nothing else is needed"
 }
 
 // between says whether a rate is clearly above the base and the limit can be

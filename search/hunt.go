@@ -566,26 +566,14 @@ func (h *hunt) control(a arm, sure bool) (forgot bool, err error) {
 
 // why tells a person what a visit would show.
 func (l *planner) why(v visitPlan) string {
-	var off, on []string
-	for i, f := range l.ladders.space.Factors {
-		switch {
-		case l.control[i] == 0:
-		case v.arm[i] == l.control[i]:
-			on = append(on, f.Name)
-		case v.arm[i] == 0:
-			off = append(off, f.Name)
-		default:
-			on = append(on, f.Name+"="+f.Levels[l.ladders.levels[i][v.arm[i]]].Name)
-		}
-	}
-	if len(off)+len(on) == 0 {
+	if l.control.size() == 0 {
 		return "everything safe: is the cause among these factors at all?"
 	}
 	verb := "splits"
 	if v.fails > 0.3 && v.fails < 0.7 {
 		verb = "halves"
 	}
-	return fmt.Sprintf("%s the causes (%.0f%% that it fails): suspect %s | safe %s", verb, 100*v.fails, list(on), list(off))
+	return fmt.Sprintf("%s the causes: %.0f%% that it fails", verb, 100*v.fails)
 }
 
 func list(names []string) string {
