@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh test-page lint fmt fuzz bench clean test-openai-python track-record probe-packs probe-pythons
+.PHONY: build test unit test-ssh test-page lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -37,6 +37,10 @@ fuzz: ## each fuzz target for a minute
 
 track-record: ## the tool finds each of the lab's faults: all stories of docs/track-record.md, some minutes
 	go test -count=1 -parallel 1 -timeout 60m -v -run TestTrackRecord ./cmd/culprit -track
+
+hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: a quarter of an hour
+	@for f in capture-alias stale-index-k host-stride scatter-temporaries missing-layer-wait page-share first-token-swap depth-five slow-decay; do \
+	  echo "== $$f"; rm -rf runs/hunt-$$f; bin/culprit demo --fault $$f -o runs/hunt-$$f || true; done
 
 bench: ## every figure that the documents state
 	go test -run '^$$' -bench . -benchmem ./...

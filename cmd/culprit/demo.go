@@ -105,7 +105,7 @@ func demoText(name, self string, port int) (string, error) {
 	args, more := slices.Clone(f.args), ""
 	if f.factor != "" {
 		factor, _, _ := strings.Cut(f.factor, ":")
-		args, more = append(args, `"{{`+factor+`}}"`), "  "+f.factor+"\n"
+		args, more = append(args, `"{{`+factor+`}}"`), f.factor
 	}
 	return strings.NewReplacer(
 		"SELF", strconv.Quote(self), "PORT", strconv.Itoa(port), "FAULT", spec, "ARGS", strings.Join(args, ", "), "MORE", more,
