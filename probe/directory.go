@@ -123,7 +123,7 @@ type Placed struct {
 	SHA256    string           `json:"sha256,omitempty"`
 	Line      int              `json:"line,omitempty"`
 	Functions int              `json:"functions,omitempty"`
-	StallUS   int64            `json:"stall_us,omitempty"` // the interpreter's, while it was placed
+	StallUS   int64            `json:"stall_us,omitempty"` // processor time that placing its file's probes took
 	Counts    Counts           `json:"counts"`
 	Labels    map[string]int64 `json:"labels,omitempty"`
 

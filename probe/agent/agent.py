@@ -838,10 +838,10 @@ class Agent:
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
         # By the code objects, not by a list of functions: closures made meanwhile have them too.
-        for original, probed in self.pairs:
-            for r in gc.get_referrers(probed):
-                if isinstance(r, types.FunctionType) and r.__code__ is probed:
-                    r.__code__ = original
+        original = {id(b): a for a, b in self.pairs}
+        for r in gc.get_referrers(*(b for _, b in self.pairs)) if self.pairs else ():
+            if isinstance(r, types.FunctionType) and id(r.__code__) in original:
+                r.__code__ = original[id(r.__code__)]
         self.stop_monitoring()
         self.pairs = []
         self.state = DETACHED
@@ -940,7 +940,7 @@ class Agent:
         filename = module.__file__
         with open(filename, "rb") as f:
             data = f.read()
-        began = time.monotonic_ns()
+        began = time.thread_time_ns()
         source, plain, probed, weaver, places, good, bad = weave_sound(data, filename, probes, self.slots_of, vars(module))
         for i, e in bad.items():
             self.status[i] = {"state": "refused", "code": e.code, "message": str(e)}
@@ -949,36 +949,44 @@ class Agent:
             node, around, _ = places[p["id"]]
             outer = (around or (node,))[0]
             outermost.setdefault(id(outer), (outer, []))[1].append(p)
+        found = {}
         for outer, group in outermost.values():
             qualname = group[0]["function"].split(".<locals>.")[0]
             try:
-                found = self.swap(module, filename, qualname, outer, plain, weaver.patch(find_code(probed, outer)))
+                original = live_code(module, filename, qualname, find_code(plain, outer))
+                refuse_compiled(original, qualname)
+                pairs = []
+                graft(original, weaver.patch(find_code(probed, outer)), pairs)
+                for _, code in pairs:
+                    hash(code)
             except Refusal as e:
                 for p in group:
                     self.status[p["id"]] = {"state": "refused", "code": e.code, "message": str(e)}
                 continue
             for p in group:
-                self.armed(p, source, places[p["id"]], found, plain, began)
+                found[p["id"]] = {"functions": 0, "suspended": 0, "pairs": pairs}
+        self.swap(list(found.values()))
+        for p in good:
+            if p["id"] in found:
+                self.armed(p, source, places[p["id"]], found[p["id"]], plain, began)
 
-    def swap(self, module, filename, qualname, outer, plain, probed):
-        """Gives the live functions of one code object the probed one. Live
-        functions inside it are found through the code objects in it."""
-        original = live_code(module, filename, qualname, find_code(plain, outer))
-        refuse_compiled(original, qualname)
-        pairs = []
-        graft(original, probed, pairs)
-        for _, b in pairs:
-            hash(b)
-        found = {"functions": 0, "suspended": 0, "pairs": pairs}
-        for a, b in pairs:
-            for r in gc.get_referrers(a):
-                if isinstance(r, types.FunctionType) and r.__code__ is a:
-                    r.__code__ = b
-                    found["functions"] += 1
-                elif isinstance(r, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
-                    found["suspended"] += 1
-        self.pairs += pairs
-        return found
+    def swap(self, founds):
+        """Gives every live function of the original code objects the probed
+        ones. One look at all objects finds them, closures among them, and the
+        calls that go on with the old code."""
+        of = {id(a): (a, b, [f for f in founds if (a, b) in f["pairs"]]) for f in founds for a, b in f["pairs"]}
+        if not of:
+            return
+        for r in gc.get_referrers(*(a for a, _, _ in of.values())):
+            if isinstance(r, types.FunctionType) and id(r.__code__) in of:
+                _, r.__code__, users = of[id(r.__code__)]
+                for f in users:
+                    f["functions"] += 1
+            elif isinstance(r, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+                code = getattr(r, "gi_code", None) or getattr(r, "cr_code", None) or getattr(r, "ag_code", None)
+                for f in of[id(code)][2] if id(code) in of else ():
+                    f["suspended"] += 1
+        self.pairs += [(a, b) for a, b, _ in of.values()]
 
     def armed(self, probe, source, place, found, plain, began):
         node, _, statement = place
@@ -989,7 +997,7 @@ class Agent:
             "sha256": source.sha256,
             "line": (statement or node).lineno,
             "functions": found["functions"],
-            "stall_us": (time.monotonic_ns() - began) // 1000,
+            "stall_us": (time.thread_time_ns() - began) // 1000,
         }
         if probe.get("branch") is not None:
             status["line"] = 0
