@@ -15,7 +15,7 @@ const module = "github.com/culprit-project/culprit/"
 // layers is the architecture: a package imports only from rows above its own.
 var layers = [][]string{
 	{"openai", "history", "stats", "design", "ledger", "lab/fault", "lab/graph", "internal/term"},
-	{"workload", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
+	{"workload", "shrink", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
 	{"load", "record", "replay", "watch", "suspect", "lab/host", "lab/sched", "hypothesis"},
 	{"experiment", "investigate", "lab/disagg"},
 	{"report", "bundle", "lab"},

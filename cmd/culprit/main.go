@@ -41,6 +41,7 @@ type commands struct {
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
 	Replay    replayCommand    `cmd:"" help:"Send recorded traffic again: the same bytes at the same times."`
+	Shrink    shrinkCommand    `cmd:"" help:"Find the smallest workload that still fails as a run did."`
 	Watch     watchCommand     `cmd:"" help:"A canary for production: self-checking conversations for ever, and an alarm that can be trusted."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`

@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"time"
@@ -85,7 +83,7 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 	}
 	o := c.options()
 	o.Server, o.Control, o.ControlSessions = server, c.Control || c.ControlSessions > 0, c.ControlSessions
-	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, randomKey()), c.Output, c.DryRun, version()
+	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, app.FreshKey()), c.Output, c.DryRun, version()
 	status, err := app.Run(ctx, o, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err
@@ -114,13 +112,6 @@ func (c *runCommand) fitLab() {
 	case "evict":
 		knob("filler_lines", 48)
 	}
-}
-
-// randomKey makes a run key.
-func randomKey() string {
-	key := make([]byte, 16)
-	rand.Read(key) // it never returns an error
-	return hex.EncodeToString(key)
 }
 
 // startLab starts the lab and makes it the server. Its log goes to a folder

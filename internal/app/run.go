@@ -5,6 +5,8 @@ package app
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -97,6 +99,13 @@ type RunOptions struct {
 	Output                         string
 	DryRun                         bool
 	Tool                           string // name and version of the program
+}
+
+// FreshKey makes a run key that no run had.
+func FreshKey() string {
+	key := make([]byte, 16)
+	rand.Read(key) // it never returns an error
+	return hex.EncodeToString(key)
 }
 
 // DefaultSessions is the incident's number: enough that a fault of one op in a

@@ -3,8 +3,6 @@ package app
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -154,14 +152,12 @@ func (p *watchPlayer) today(number int) error {
 	if err := p.shut(); err != nil {
 		return err
 	}
-	var key [16]byte
-	_, _ = rand.Read(key[:]) // never fails
 	seed, err := strconv.ParseUint(time.Now().UTC().Format("20060102"), 10, 64)
 	if err != nil {
 		return err
 	}
 	plan, err := workload.Plan{
-		Kind: "agent", Seed: seed, RunKey: hex.EncodeToString(key[:]), Sessions: watchSessions,
+		Kind: "agent", Seed: seed, RunKey: FreshKey(), Sessions: watchSessions,
 		Rounds: cmp.Or(p.Rounds, 2), ContextLines: cmp.Or(p.ContextLines, 12), Tools: p.Tools,
 	}.WithDefaults()
 	if err != nil {

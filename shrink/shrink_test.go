@@ -1,0 +1,114 @@
+package shrink
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// server fails an op with a probability that depends on the size.
+func server(r *rand.Rand, rate func(Size) float64) func(context.Context, Size) (Outcome, error) {
+	return func(_ context.Context, s Size) (Outcome, error) {
+		out := Outcome{Ops: s.Requests()}
+		for range out.Ops {
+			if r.Float64() < rate(s) {
+				out.Failures++
+			}
+		}
+		return out, nil
+	}
+}
+
+var incident = Size{Sessions: 80, Concurrency: 80, Rounds: 4, ContextLines: 28, MaxTokens: 128}
+
+func TestSearch(t *testing.T) {
+	tests := []struct {
+		name string
+		rate func(Size) float64
+		most int // requests that may be left
+		want func(Size) bool
+	}{
+		{
+			"needs 8 at once", func(s Size) float64 {
+				if s.Concurrency >= 8 {
+					return 0.18
+				}
+				return 0
+			}, 32,
+			func(s Size) bool { return s.Concurrency >= 8 },
+		},
+		{
+			"needs long contexts", func(s Size) float64 {
+				if s.ContextLines >= 20 {
+					return 0.3
+				}
+				return 0
+			}, 16,
+			func(s Size) bool { return s.ContextLines >= 20 },
+		},
+		{"always", func(Size) float64 { return 1 }, 1, func(s Size) bool { return s.MaxTokens < 64 && s.ContextLines <= 1 }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				got, err := Search(t.Context(), incident, Options{Try: server(rand.New(rand.NewPCG(seed, 0)), tt.rate), Runs: 200})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.To.Requests() > tt.most || !tt.want(got.To) || got.Early {
+					t.Errorf("seed %d: %s, %+v", seed, got.To, got)
+				}
+				if got.Failing.Trials != DefaultMeasures || got.Failing.Failures < 4 {
+					t.Errorf("seed %d: %s fails in %d of %d runs", seed, got.To, got.Failing.Failures, got.Failing.Trials)
+				}
+			}
+		})
+	}
+}
+
+func TestNotReproduced(t *testing.T) {
+	var e *NotReproducedError
+	_, err := Search(t.Context(), incident, Options{Try: server(rand.New(rand.NewPCG(1, 1)), func(Size) float64 { return 0 })})
+	if !errors.As(err, &e) || e.Runs != 2 {
+		t.Errorf("error %v", err)
+	}
+	down := errors.New("down")
+	if _, err := Search(t.Context(), incident, Options{Try: func(context.Context, Size) (Outcome, error) { return Outcome{}, down }}); !errors.Is(err, down) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestAnyServer: whatever the server does, the search ends, within its runs,
+// with a size no larger than it began with, and counts what it sent.
+func TestAnyServer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		from := Size{
+			Sessions: rapid.IntRange(1, 100).Draw(t, "sessions"), Rounds: rapid.IntRange(1, 6).Draw(t, "rounds"),
+			ContextLines: rapid.IntRange(0, 50).Draw(t, "lines"), MaxTokens: rapid.IntRange(minTokens, 300).Draw(t, "tokens"),
+		}
+		from.Concurrency = rapid.IntRange(1, from.Sessions).Draw(t, "concurrency")
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		rate := math.Pow(10, -3*rapid.Float64Range(0, 1).Draw(t, "rate"))
+		runs, requests := 0, 0
+		play := server(r, func(Size) float64 { return rate })
+		got, err := Search(context.Background(), from, Options{Runs: 40, Measures: 3, Try: func(ctx context.Context, s Size) (Outcome, error) {
+			if s.Sessions > from.Sessions || s.Rounds > from.Rounds || s.ContextLines > from.ContextLines || s.MaxTokens > from.MaxTokens || s.Concurrency > s.Sessions || s.Requests() < 1 {
+				t.Fatalf("tried %s, from %s", s, from)
+			}
+			out, err := play(ctx, s)
+			runs, requests = runs+1, requests+out.Ops
+			return out, err
+		}})
+		var e *NotReproducedError
+		if err != nil && !errors.As(err, &e) {
+			t.Fatal(err)
+		}
+		if got.Runs != runs || got.Requests != requests || runs > 43 {
+			t.Fatalf("%d runs, %d requests; said %+v", runs, requests, got)
+		}
+	})
+}
