@@ -165,6 +165,7 @@ func TestJudge(t *testing.T) {
 		{"any others", "rate(graph=eager, others=any) < 0.05", repeat(5, run("", 320, 0, "graph=eager", "index_k=fp8")), ledger.Supported, ""},
 		{"void", "rate(graph=eager) < 0.05", []Observation{void}, ledger.Rejected, "disable_cuda_graph is false"},
 		{"comparison", "rate(graph=eager) < rate() / 3", append(repeat(5, run("", 320, 57)), repeat(5, run("", 320, 0, "graph=eager"))...), ledger.Supported, "against 285 of 1600"},
+		{"comparison, one arm alone", "rate(graph=eager) < rate() / 3", repeat(5, run("", 320, 57)), ledger.Undecided, "an arm that wasn't run yet against 285 of 1600"},
 		{"comparison of equals", "rate(graph=eager) < rate() / 3", append(repeat(6, run("", 320, 57)), repeat(6, run("", 320, 60, "graph=eager"))...), ledger.Refuted, ""},
 
 		{"live mismatch", "rate() > 0.05", []Observation{eagerLive}, ledger.Rejected, "graph was eager in the live server, and the prediction is about captured"},

@@ -312,6 +312,9 @@ func total(list []stats.Cluster) (sum stats.Cluster) {
 
 func tell(list []stats.Cluster) string {
 	sum := total(list)
+	if sum.Trials == 0 {
+		return "an arm that wasn't run yet"
+	}
 	word := "launches"
 	if len(list) == 1 {
 		word = "launch"
