@@ -249,8 +249,11 @@ func compare(a float64, op string, b float64) bool {
 // byRate judges by all launches that fit.
 func (p *Prediction) byRate(s design.Space, all []Observation) ledger.Judgement {
 	left := launches(s, p.left, all)
-	number := share(left)
-	j := ledger.Judgement{Verdict: ledger.Undecided, Number: &number}
+	j := ledger.Judgement{Verdict: ledger.Undecided}
+	if len(left) > 0 {
+		number := share(left)
+		j.Number = &number
+	}
 	var below, above float64 // logs of the evidence
 	if p.right == nil {
 		below, above = sides(left, p.number)
