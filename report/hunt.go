@@ -102,6 +102,9 @@ func sentences(r *experiment.Record) []string {
 			with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
 			without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
 	}
+	for _, a := range f.Unreached {
+		out = append(out, fmt.Sprintf("Not run, since it doesn't start or is forbidden: %s; another arm stood in.", term.Safe(arm(r.Case.Space, a))))
+	}
 	return append(out, fmt.Sprintf("Wrong with probability under %s.", short(f.Error)))
 }
 

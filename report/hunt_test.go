@@ -71,6 +71,10 @@ func TestSentence(t *testing.T) {
 	if diff := cmp.Diff(strings.Replace(want, "all two", "both", 1), Sentence(r)); diff != "" {
 		t.Error(diff)
 	}
+	r.Result.Unreached = []design.Arm{{"graph": "suspect", "dtype": "bf16", "cache": "safe", "dead": "a"}}
+	if got := Sentence(r); !strings.Contains(got, "is forbidden: as where it fails, but safe: cache; another arm stood in.") {
+		t.Errorf("an arm that couldn't be run: %q", got)
+	}
 	r.Result.Status, r.Result.Reason, r.Result.Text = search.Undecided, search.OutOfBudget, "the budget of 3 launches is used up"
 	if got := Sentence(r); got != "budget: the budget of 3 launches is used up." {
 		t.Errorf("undecided is told as %q", got)
