@@ -48,6 +48,13 @@ func Attach(ctx context.Context, dir string, pid int) error {
 	})
 }
 
+// IsResourceTracker reports whether a process is Python's own tracker of shared
+// memory, which runs none of the server's code and sleeps for good.
+func IsResourceTracker(pid int) bool {
+	command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && strings.Contains(string(command), "from multiprocessing.resource_tracker import main")
+}
+
 // Detach takes a directory's probes out of a process: every function gets the
 // code object back that it had. Counts stay.
 func Detach(ctx context.Context, dir string, pid int) error {

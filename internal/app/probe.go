@@ -246,7 +246,7 @@ func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, 
 	}
 	pids := []int{pid}
 	if tree {
-		pids = append(pids, target.Descendants(pid)...)
+		pids = append(pids, slices.DeleteFunc(target.Descendants(pid), probe.IsResourceTracker)...)
 	}
 	// At once: one that sleeps takes its time to answer.
 	answers := make([]error, len(pids))
