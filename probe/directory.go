@@ -58,6 +58,9 @@ func NewDir(dir string, p *Pack) (string, error) {
 	if err := os.MkdirAll(filepath.Join(dir, siteDir), 0o700); err != nil {
 		return "", fmt.Errorf("make probe directory: %w", err)
 	}
+	if err := onlyOurs(dir); err != nil {
+		return "", fmt.Errorf("make probe directory: %w", err)
+	}
 	if _, err := os.Stat(filepath.Join(dir, packFile)); err == nil {
 		return "", fmt.Errorf("make probe directory: %s holds a pack and its counts already: choose another", dir)
 	}

@@ -244,6 +244,9 @@ func Shipped() []*Pack {
 func ReadPack(nameOrPath string) (*Pack, error) {
 	text, err := os.ReadFile(nameOrPath)
 	if err == nil {
+		if err := onlyOurs(nameOrPath); err != nil {
+			return nil, packError(nameOrPath, 1, "file", err.Error())
+		}
 		return ParsePack(nameOrPath, text)
 	}
 	var names []string
@@ -259,9 +262,20 @@ func ReadPack(nameOrPath string) (*Pack, error) {
 	return nil, fmt.Errorf("read pack: %w", err)
 }
 
-// A pack runs code in the server, so it must be as hard to change as the
-// server; see [Pack.check].
 const packLimit = 1 << 20
+
+// onlyOurs refuses what anybody may write: it becomes code in the server.
+func onlyOurs(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	const others = 0o002
+	if info.Mode().Perm()&others != 0 {
+		return fmt.Errorf("%s may be written by everybody (mode %s), and becomes code in the server: chmod o-w", path, info.Mode().Perm())
+	}
+	return nil
+}
 
 // ParsePack reads a pack strictly. An error has the code E_PACK, the file, the
 // line and what is wrong there.

@@ -58,6 +58,30 @@ func TestParsePack(t *testing.T) {
 	}
 }
 
+// What anybody may write doesn't become code in a server.
+func TestOnlyOurs(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "p.yaml")
+	if err := os.WriteFile(path, []byte("probe_pack: 1\nname: x\nprobes: [{id: a, file: m.py, function: f}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := ReadPack(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{path, dir} {
+		if err := os.Chmod(name, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ReadPack(path); err == nil || !strings.Contains(err.Error(), "may be written by everybody") {
+		t.Errorf("pack: %v", err)
+	}
+	if _, err := NewDir(dir, p); err == nil || !strings.Contains(err.Error(), "may be written by everybody") {
+		t.Errorf("directory: %v", err)
+	}
+}
+
 func TestWriteHashes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.yaml")
 	const text = "probe_pack: 1\nname: x # a comment\nprobes:\n  - id: a\n    file: m.py\n    function: f\n  - file: n.py\n    sha256: 1111111111111111111111111111111111111111111111111111111111111111\n    id: b\n    function: g\n"
