@@ -528,6 +528,9 @@ func showReading(before, after *probe.Reading, out Output) error {
 		row := []string{term.Safe(r.ID), string(r.Finding), "", "", ""}
 		if r.Evident() {
 			row[2], row[3], row[4] = fmt.Sprint(r.Count()), fmt.Sprint(r.Counts.Hits), fmt.Sprint(r.Counts.Entered)
+			if r.Counts.Entered == 0 && r.Counts.Hits > 0 {
+				row[4] = "-" // without an anchor, calls are the hits
+			}
 		}
 		rows = append(rows, row)
 	}
