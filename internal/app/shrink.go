@@ -100,8 +100,7 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 			out.Progress.Printf("  %-11s  %s\n", what, s)
 		},
 	})
-	var no *shrink.NotReproducedError
-	if errors.As(err, &no) {
+	if _, ok := errors.AsType[*shrink.NotReproducedError](err); ok {
 		return &NoVerdictError{err}
 	}
 	if err != nil {
