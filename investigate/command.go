@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ func (c *Command) Investigate(ctx context.Context, brief string) ([]byte, error)
 	}
 	defer os.RemoveAll(dir) //nolint:errcheck // a temporary directory
 	p := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
-	p.Dir, p.Env, p.Stdin, p.WaitDelay = dir, append(c.Env, "PWD="+dir), strings.NewReader(brief), endGrace
+	p.Dir, p.Env, p.Stdin, p.WaitDelay = dir, slices.Concat(c.Env, []string{"PWD=" + dir}), strings.NewReader(brief), endGrace
 	ownGroup(p)
 	out, complaints := &limited{limit: answerLimit}, &limited{limit: 4 << 10}
 	p.Stdout, p.Stderr = out, complaints
