@@ -31,7 +31,7 @@ import (
 // The files of a run directory.
 const (
 	PlanFile    = "plan.json"
-	HistoryFile = "history.jsonl.zst"
+	HistoryFile = history.FileName
 	VerdictFile = "verdict.json"
 	logsDir     = "logs" // of the server's processes, where we launched it
 )

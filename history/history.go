@@ -14,6 +14,9 @@ import (
 // Format is the version of the file format that this package writes.
 const Format = 1
 
+// FileName is a history's in a run directory.
+const FileName = "history.jsonl.zst"
+
 // Header is the first record of a history.
 type Header struct {
 	Format      int             `json:"format"`

@@ -3,8 +3,6 @@ package load
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
-	"compress/zlib"
 	"context"
 	"errors"
 	"fmt"
@@ -152,7 +150,7 @@ func (p *player) exchange(ctx context.Context, hangUp context.CancelCauseFunc, r
 	defer resp.Body.Close()
 	op.Status = resp.StatusCode
 	rec.location = resp.Header.Get("Location")
-	body, err := decoded(&stampReader{r: resp.Body, rec: rec, now: p.now}, resp.Header.Get("Content-Encoding"))
+	body, err := openai.Decompress(&stampReader{r: resp.Body, rec: rec, now: p.now}, resp.Header.Get("Content-Encoding"))
 	if err != nil {
 		return err
 	}
@@ -247,38 +245,6 @@ func (p *player) readStream(hangUp context.CancelCauseFunc, rec *recording, body
 			defer timer.Stop()
 		}
 	}
-}
-
-// decoded undoes a body's Content-Encoding.
-func decoded(body io.Reader, encoding string) (io.Reader, error) {
-	switch strings.ToLower(strings.TrimSpace(encoding)) {
-	case "", "identity":
-		return body, nil
-	case "gzip", "x-gzip":
-		return &lazyReader{body: body, open: func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }}, nil
-	case "deflate":
-		return &lazyReader{body: body, open: func(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }}, nil
-	default:
-		return nil, fmt.Errorf("the reply has Content-Encoding %q, which wasn't asked for and can't be read", encoding)
-	}
-}
-
-// lazyReader opens a decompressor at the first read: opening reads its header.
-type lazyReader struct {
-	body   io.Reader
-	open   func(io.Reader) (io.Reader, error)
-	opened io.Reader
-	err    error // of open
-}
-
-func (l *lazyReader) Read(b []byte) (int, error) {
-	if l.opened == nil {
-		l.opened, l.err = l.open(l.body)
-	}
-	if l.err != nil {
-		return 0, l.err
-	}
-	return l.opened.Read(b)
 }
 
 // stampReader notes when bytes came, and the first of them.

@@ -47,8 +47,8 @@ type Options struct {
 	// structure that says nothing. Secrets are taken out in any case.
 	Synthetic bool
 
-	Transport http.RoundTripper                         // nil is one made for streams
-	Segment   func(dir string, started time.Time) error // called once for each new segment, before its history
+	Transport http.RoundTripper      // nil is one made for streams
+	Segment   func(dir string) error // called once for each new segment, before its history
 	Logger    *slog.Logger
 }
 

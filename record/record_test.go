@@ -121,7 +121,7 @@ func mustParse(t testing.TB, raw string) *url.URL {
 
 func ops(t *testing.T, dir string) []*history.Op {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*", historyFile))
+	files, err := filepath.Glob(filepath.Join(dir, "*", history.FileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestTrafficGoesOn(t *testing.T) {
 		}
 	})
 	t.Run("no disk", func(t *testing.T) {
-		url, p, _ := proxied(t, upstream(t, nil).URL, Options{SegmentSize: 1, Segment: func(dir string, _ time.Time) error {
+		url, p, _ := proxied(t, upstream(t, nil).URL, Options{SegmentSize: 1, Segment: func(dir string) error {
 			if !strings.HasSuffix(dir, "0001") {
 				return errors.New("no space left on device")
 			}
@@ -388,7 +388,7 @@ func TestTrafficGoesOn(t *testing.T) {
 func TestSegments(t *testing.T) {
 	dir := t.TempDir()
 	var segments []string
-	url, _, end := proxied(t, upstream(t, nil).URL, Options{Dir: dir, SegmentSize: 1, TotalSize: 1, Segment: func(dir string, _ time.Time) error {
+	url, _, end := proxied(t, upstream(t, nil).URL, Options{Dir: dir, SegmentSize: 1, TotalSize: 1, Segment: func(dir string) error {
 		segments = append(segments, filepath.Base(dir))
 		return nil
 	}})

@@ -3,8 +3,6 @@ package record
 import (
 	"bytes"
 	"cmp"
-	"compress/gzip"
-	"compress/zlib"
 	"container/list"
 	"crypto/rand"
 	"crypto/sha256"
@@ -29,7 +27,6 @@ import (
 )
 
 const (
-	historyFile = "history.jsonl.zst" // as in any run directory
 	// retryAfter is how long nothing is written after the disk refused.
 	retryAfter = 10 * time.Second
 	// conversations that are remembered, to tell which requests belong
@@ -87,7 +84,7 @@ func (w *worker) open() error {
 		return fmt.Errorf("record: %w", err)
 	}
 	if w.Segment != nil {
-		if err := w.Segment(w.dir, w.started); err != nil {
+		if err := w.Segment(w.dir); err != nil {
 			return err
 		}
 	}
@@ -95,7 +92,7 @@ func (w *worker) open() error {
 		Started: w.started, Tool: w.Tool, BaseURL: w.Upstream.Redacted(), Cores: runtime.GOMAXPROCS(0),
 		Workload: json.RawMessage(`{"kind":"recorded"}`),
 	}
-	writer, err := history.Create(filepath.Join(w.dir, historyFile), header)
+	writer, err := history.Create(filepath.Join(w.dir, history.FileName), header)
 	if err != nil {
 		return err
 	}
@@ -223,7 +220,7 @@ func (w *worker) broken(err error) {
 // rotate begins a new segment when this one is large enough, and removes the
 // oldest when all together are too large.
 func (w *worker) rotate() {
-	info, err := os.Stat(filepath.Join(w.dir, historyFile))
+	info, err := os.Stat(filepath.Join(w.dir, history.FileName))
 	if err != nil || info.Size() < w.SegmentSize {
 		return
 	}
@@ -241,7 +238,7 @@ func (w *worker) prune() {
 	var total int64
 	for n := w.segment; n > 0; n-- {
 		dir := filepath.Join(w.Dir, fmt.Sprintf("%04d", n))
-		info, err := os.Stat(filepath.Join(dir, historyFile))
+		info, err := os.Stat(filepath.Join(dir, history.FileName))
 		if err != nil {
 			continue
 		}
@@ -270,8 +267,8 @@ func (w *worker) op(c *capture) (op *history.Op, sampled bool) {
 			Content json.RawMessage `json:"content"`
 		} `json:"messages"`
 	}
-	body, err := io.ReadAll(decoded(&replay{s: &stretch{data: c.request.data, ends: c.request.ends, err: io.EOF}}, ""))
-	if err == nil && json.Unmarshal(body, &request) == nil {
+	body := c.request.data
+	if json.Unmarshal(body, &request) == nil {
 		op.Request, op.Stream = body, request.Stream
 	} else {
 		// What isn't a request isn't kept as one; a reader wants JSON there.
@@ -330,7 +327,10 @@ func (w *worker) reply(op *history.Op, c *capture) {
 		op.LastByte = c.reply.ends[len(c.reply.ends)-1].at
 	}
 	as := &replay{s: &c.reply}
-	body := decoded(as, c.encoding)
+	body, err := openai.Decompress(as, c.encoding)
+	if err != nil {
+		body = bytes.NewReader(nil) // what it says can't be told
+	}
 	if !strings.Contains(c.contentType, "text/event-stream") {
 		op.Stream = op.Stream && c.status >= 400
 		data, _ := io.ReadAll(body) // what came is kept; c.reply.err says how it ended
@@ -364,29 +364,6 @@ func (w *worker) session(key [sha256.Size]byte) int {
 		delete(w.known, w.recent.Remove(w.recent.Back()).(conversation).key)
 	}
 	return w.sessions - 1
-}
-
-// decoded undoes a Content-Encoding that clients ask for; one that isn't known
-// gives no bytes.
-func decoded(body io.Reader, encoding string) io.Reader {
-	open := func(r io.Reader, err error) io.Reader {
-		if err != nil {
-			return bytes.NewReader(nil)
-		}
-		return r
-	}
-	switch strings.ToLower(strings.TrimSpace(encoding)) {
-	case "", "identity":
-		return body
-	case "gzip", "x-gzip":
-		r, err := gzip.NewReader(body)
-		return open(r, err)
-	case "deflate":
-		r, err := zlib.NewReader(body)
-		return open(r, err)
-	default:
-		return bytes.NewReader(nil)
-	}
 }
 
 // redact takes secrets out of an op.

@@ -28,7 +28,7 @@ const maxLine = 64 << 20
 // held in memory.
 func Read(path string) (*Trace, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		path = filepath.Join(path, "history.jsonl.zst")
+		path = filepath.Join(path, history.FileName)
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -32,17 +32,15 @@ const month = 30 * 24 * time.Hour
 
 // Conversation is what became of one.
 type Conversation struct {
-	Number   int
-	Ops      int
-	Damaged  int // ops that show damage
-	Classes  []string
-	Lost     int    // ops that failed or timed out
-	LostWhy  string // of the last of them
-	Took     time.Duration
-	FirstMS  []float64 // to the first byte, of each op that had one
-	TotalMS  []float64 // of each op that came to its end
-	Record   string    // where what was said is
-	Finished bool
+	Number  int
+	Ops     int
+	Damaged int // ops that show damage
+	Classes []string
+	Lost    int       // ops that failed or timed out
+	LostWhy string    // of the last of them
+	FirstMS []float64 // to the first byte, of each op that had one
+	TotalMS []float64 // of each op that came to its end
+	Record  string    // where what was said is
 }
 
 // Broken says that the conversation counts as one that broke.

@@ -58,7 +58,7 @@ func Record(ctx context.Context, o RecordOptions, out Output) error {
 	proxy, err := record.New(record.Options{
 		Upstream: upstream, Dir: dir, Tool: o.Tool, Sample: o.Sample, Synthetic: o.Synthetic,
 		Memory: o.MemoryMB << 20, SegmentSize: o.SegmentMB << 20, TotalSize: o.TotalMB << 20,
-		Segment: func(dir string, _ time.Time) error {
+		Segment: func(dir string) error {
 			return experiment.WriteJSON(filepath.Join(dir, experiment.PlanFile), experiment.Plan{
 				Tool: o.Tool, BaseURL: base, Workload: workload.Plan{Kind: recorded},
 			})

@@ -253,14 +253,13 @@ func (p *watchPlayer) play(ctx context.Context, number int) (watch.Conversation,
 	if err := p.today(number); err != nil {
 		return c, err
 	}
-	began := time.Now()
 	_, err := load.Run(ctx, load.Options{
 		BaseURL: p.base, Header: p.headers(), Model: p.model, Timeout: p.Timeout,
 		Workload: p.workload, FirstSession: number - p.first, Sessions: 1, Concurrency: 1,
 		History: recorder{p, &c}, Start: p.started, NextID: p.ids,
 		Suspect: func(*history.Op, *openai.Reply) bool { return false },
 	})
-	c.Took, c.Record = time.Since(began), p.writer.Path()
+	c.Record = p.writer.Path()
 	return c, err
 }
 
@@ -376,7 +375,7 @@ func runCommand(ctx context.Context, command, dir string, a watch.Alarm) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, "sh", "-c", command)
-	c.Env = append(os.Environ(), "CULPRIT_ALARM_DIR="+dir, "CULPRIT_ALARM_KIND="+a.Kind, "CULPRIT_ALARM_SAYS="+a.Says)
+	c.Env = append(c.Environ(), "CULPRIT_ALARM_DIR="+dir, "CULPRIT_ALARM_KIND="+a.Kind, "CULPRIT_ALARM_SAYS="+a.Says)
 	said, err := c.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, said[:min(len(said), 1000)])
