@@ -20,6 +20,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/target"
 	"github.com/culprit-project/culprit/workload"
@@ -556,7 +557,7 @@ func (r *caseReader) forbid(items []ast.Node) {
 		for _, e := range r.entries(item, "forbid") {
 			i := slices.IndexFunc(r.Space.Factors, func(f design.Factor) bool { return f.Name == e.key })
 			if i < 0 {
-				r.fail(e.at, "forbid: no factor %q; nearest: %q", e.key, nearest(e.key, slices.Collect(maps.Keys(r.levels))))
+				r.fail(e.at, "forbid: no factor %q; nearest: %q", e.key, nearest.Name(e.key, slices.Sorted(maps.Keys(r.levels))))
 				continue
 			}
 			f, text := r.Space.Factors[i], r.text(e.value, "forbid: "+e.key)
@@ -567,7 +568,7 @@ func (r *caseReader) forbid(items []ast.Node) {
 			case text == string(design.Safe) && f.Safe() >= 0:
 				text = f.Levels[f.Safe()].Name
 			default:
-				r.fail(e.value, "forbid: factor %s has no level %q; nearest: %q", e.key, text, nearest(text, slices.Collect(maps.Keys(r.levels[e.key]))))
+				r.fail(e.value, "forbid: factor %s has no level %q; nearest: %q", e.key, text, nearest.Name(text, slices.Sorted(maps.Keys(r.levels[e.key]))))
 			}
 			arm[e.key] = text
 		}
@@ -578,7 +579,7 @@ func (r *caseReader) forbid(items []ast.Node) {
 func (r *caseReader) settings(n ast.Node, what string, into map[string]any, known []string) {
 	for _, e := range r.entries(n, what) {
 		if !slices.Contains(known, e.key) {
-			r.fail(e.at, "%s: unknown key %q; nearest known key: %q", what, e.key, nearest(e.key, slices.Clone(known)))
+			r.fail(e.at, "%s: unknown key %q; nearest known key: %q", what, e.key, nearest.Name(e.key, slices.Sorted(slices.Values(known))))
 			continue
 		}
 		into[e.key] = r.any(e.value)
@@ -613,7 +614,7 @@ func (r *caseReader) used() {
 	for _, t := range r.templates() {
 		for _, name := range t.factors() {
 			if inTemplates[name] = true; r.levels[name] == nil {
-				r.fail(nil, "target: {{%s}}: no factor has that name; nearest: %q", name, nearest(name, names))
+				r.fail(nil, "target: {{%s}}: no factor has that name; nearest: %q", name, nearest.Name(name, slices.Sorted(slices.Values(names))))
 			}
 		}
 	}
@@ -624,7 +625,7 @@ func (r *caseReader) used() {
 			continue
 		}
 		if !slices.Contains(settings, f.Name) {
-			r.fail(r.at[f.Name], "factor %s: does nothing: no command or env has {{%s}}, and it is no setting of the load; nearest: %q", f.Name, f.Name, nearest(f.Name, settings))
+			r.fail(r.at[f.Name], "factor %s: does nothing: no command or env has {{%s}}, and it is no setting of the load; nearest: %q", f.Name, f.Name, nearest.Name(f.Name, slices.Sorted(slices.Values(settings))))
 			continue
 		}
 		f.ClientSide = true

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agext/levenshtein"
+	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
@@ -159,22 +159,11 @@ func (d *document) keys(n ast.Node, what string, known map[string]func(ast.Node)
 			for name := range known {
 				names = append(names, name)
 			}
-			d.fail(e.at, "%s: unknown key %q; nearest known key: %q", what, e.key, nearest(e.key, names))
+			d.fail(e.at, "%s: unknown key %q; nearest known key: %q", what, e.key, nearest.Name(e.key, slices.Sorted(slices.Values(names))))
 			continue
 		}
 		read(e.value)
 	}
-}
-
-// nearest is the candidate that takes the fewest edits.
-func nearest(name string, candidates []string) string {
-	if len(candidates) == 0 {
-		return ""
-	}
-	slices.Sort(candidates)
-	return slices.MinFunc(candidates, func(a, b string) int {
-		return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
-	})
 }
 
 // items lists a sequence; a single value is a sequence of itself.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/internal/nearest"
 )
 
 // Counts is what a run's counters did, by series: a name and its labels. The
@@ -102,14 +103,14 @@ func (t *term) count(c Counts) (float64, error) {
 		if len(c) == 0 {
 			return 0, errors.New("the server showed no metrics")
 		}
-		return 0, fmt.Errorf("the run has no %s %q; nearest: %q", t.kind, t.name, nearest(t.name, names))
+		return 0, fmt.Errorf("the run has no %s %q; nearest: %q", t.kind, t.name, nearest.Name(t.name, slices.Sorted(slices.Values(names))))
 	}
 	for label, value := range t.labels {
 		switch {
 		case values[label] == nil:
-			return 0, fmt.Errorf("nothing in the run has a label %q; nearest: %q", label, nearest(label, slices.Collect(maps.Keys(values))))
+			return 0, fmt.Errorf("nothing in the run has a label %q; nearest: %q", label, nearest.Name(label, slices.Sorted(maps.Keys(values))))
 		case !slices.Contains(values[label], value):
-			return 0, fmt.Errorf("nothing in the run has %s=%s; nearest: %q", label, value, nearest(value, values[label]))
+			return 0, fmt.Errorf("nothing in the run has %s=%s; nearest: %q", label, value, nearest.Name(value, slices.Sorted(slices.Values(values[label]))))
 		}
 	}
 	return sum, nil

@@ -15,13 +15,13 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/agext/levenshtein"
 	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/file"
 	"github.com/expr-lang/expr/parser"
 	"github.com/expr-lang/expr/parser/lexer"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/culprit-project/culprit/target"
 )
 
@@ -290,7 +290,7 @@ func readTerm(n ast.Node, s Subject) (*term, error) {
 	}
 	name := call.Callee.String()
 	if !slices.Contains(kinds, name) {
-		return nil, fmt.Errorf("there is no %s(...); nearest: %q", name, nearest(name, kinds))
+		return nil, fmt.Errorf("there is no %s(...); nearest: %q", name, nearest.Name(name, slices.Sorted(slices.Values(kinds))))
 	}
 	t := &term{kind: kind(name), arm: design.Arm{}, base: failing, labels: map[string]string{}}
 	var plain []ast.Node
@@ -429,17 +429,7 @@ func unknown(what, name string, known []string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("unknown %s %q: the case has none", what, name)
 	}
-	return fmt.Errorf("unknown %s %q; nearest: %q", what, name, nearest(name, known))
-}
-
-// nearest is the candidate that takes the fewest edits; empty of none.
-func nearest(name string, candidates []string) string {
-	if len(candidates) == 0 {
-		return ""
-	}
-	return slices.MinFunc(slices.Sorted(slices.Values(candidates)), func(a, b string) int {
-		return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
-	})
+	return fmt.Errorf("unknown %s %q; nearest: %q", what, name, nearest.Name(name, slices.Sorted(slices.Values(known))))
 }
 
 // want is the arm that a term is about; factors that it doesn't care for are

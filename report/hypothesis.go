@@ -6,10 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agext/levenshtein"
-
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/hypothesis"
+	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/ledger"
 )
@@ -82,10 +81,7 @@ func (s *Standing) Find(name string) (Hypothesis, error) {
 	if len(names) == 0 {
 		return Hypothesis{}, fmt.Errorf("%s has no hypotheses yet: culprit hypothesis add", s.Case)
 	}
-	near := slices.MinFunc(names, func(a, b string) int {
-		return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
-	})
-	return Hypothesis{}, fmt.Errorf("no hypothesis %q; nearest: %q", name, near)
+	return Hypothesis{}, fmt.Errorf("no hypothesis %q; nearest: %q", name, nearest.Name(name, names))
 }
 
 // decisive is the prediction that a hypothesis' verdict comes from.

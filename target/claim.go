@@ -16,6 +16,7 @@ import (
 	"github.com/expr-lang/expr/vm"
 
 	"github.com/culprit-project/culprit/design"
+	"github.com/culprit-project/culprit/internal/nearest"
 )
 
 // Claim is an expression about a live server: that it has a factor's level.
@@ -52,7 +53,7 @@ func CompileClaim(text string) (*Claim, error) {
 	known := slices.Collect(maps.Keys(claimNames))
 	for _, name := range namesIn(tree) {
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("expression %q: unknown name %q; nearest known name: %q", text, name, nearest(name, known))
+			return nil, fmt.Errorf("expression %q: unknown name %q; nearest known name: %q", text, name, nearest.Name(name, slices.Sorted(slices.Values(known))))
 		}
 	}
 	// The names were checked above; of their values nothing is known yet.
@@ -185,7 +186,7 @@ func (c *Claim) found(env map[string]any) string {
 		text := fmt.Sprintf("%s is %s", used, show(value))
 		if parent, ok := lookUp(env, used.parent()).(map[string]any); ok && value == nil {
 			text = fmt.Sprintf("%s isn't set", used)
-			if near := nearest(used.last(), slices.Collect(maps.Keys(parent))); similar(near, used.last()) {
+			if near := nearest.Name(used.last(), slices.Sorted(maps.Keys(parent))); similar(near, used.last()) {
 				text += fmt.Sprintf(" (%s is)", near)
 			}
 		}
@@ -475,17 +476,6 @@ func lookUp(env map[string]any, m member) any {
 		at = in[name]
 	}
 	return at
-}
-
-// nearest is the candidate that takes the fewest edits; empty of none.
-func nearest(name string, candidates []string) string {
-	if len(candidates) == 0 {
-		return ""
-	}
-	slices.Sort(candidates)
-	return slices.MinFunc(candidates, func(a, b string) int {
-		return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
-	})
 }
 
 // similar reports whether one of the names may be a slip for the other.

@@ -17,6 +17,7 @@ import (
 	"github.com/expr-lang/expr/vm"
 
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/internal/nearest"
 )
 
 // ParseMetrics reads Prometheus' text format: values by series, a series being
@@ -342,7 +343,7 @@ func (r *Requirement) Met(m *Movement) (ok bool, why string, err error) {
 		case !known && len(values) == 0:
 			return false, "", fmt.Errorf("require %q: the server showed no metrics", r.text)
 		case !known:
-			return false, "", fmt.Errorf("require %q: there is no metric %q; nearest: %q", r.text, name, nearest(name, slices.Collect(maps.Keys(values))))
+			return false, "", fmt.Errorf("require %q: there is no metric %q; nearest: %q", r.text, name, nearest.Name(name, slices.Sorted(maps.Keys(values))))
 		}
 		met = append(met, fmt.Sprintf("%s is %g", name, value))
 	}

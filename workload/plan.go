@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agext/levenshtein"
+	"github.com/culprit-project/culprit/internal/nearest"
 )
 
 // Version is the version of everything that decides a session's bytes: texts,
@@ -77,7 +77,7 @@ func (p *Plan) UnmarshalJSON(b []byte) error {
 	// practice, and without a match the plain error is returned.
 	if _, key, ok := strings.Cut(err.Error(), "unknown field "); ok {
 		key = strings.Trim(key, `"`)
-		return fmt.Errorf("read workload plan: unknown key %q; nearest known key: %q", key, nearest(key, planKeys()))
+		return fmt.Errorf("read workload plan: unknown key %q; nearest known key: %q", key, nearest.Name(key, planKeys()))
 	}
 	return fmt.Errorf("read workload plan: %w", err)
 }
@@ -145,7 +145,7 @@ func (p Plan) WithDefaults() (Plan, error) {
 	at := slices.IndexFunc(kinds, func(k kind) bool { return k.name == p.Kind })
 	if at < 0 {
 		return p, fmt.Errorf("plan workload: unknown kind %q; did you mean %q? The kinds are %s",
-			p.Kind, nearest(p.Kind, Kinds()), strings.Join(Kinds(), ", "))
+			p.Kind, nearest.Name(p.Kind, Kinds()), strings.Join(Kinds(), ", "))
 	}
 	k := kinds[at]
 	var errs []error
@@ -244,11 +244,3 @@ func newRand(seed uint64, kind string, session int, purpose string) *rand.Rand {
 
 // pick draws one of a list that isn't empty.
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
-
-// nearest returns the word of a list that isn't empty with the smallest edit
-// distance to got, the first of several.
-func nearest(got string, words []string) string {
-	return slices.MinFunc(words, func(a, b string) int {
-		return levenshtein.Distance(got, a, nil) - levenshtein.Distance(got, b, nil)
-	})
-}

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agext/levenshtein"
 	"github.com/alecthomas/kong"
+	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
@@ -104,10 +104,7 @@ func (c *config) check(flags []*kong.Flag) error {
 		if slices.Contains(known, name) {
 			continue
 		}
-		nearest := slices.MinFunc(known, func(a, b string) int {
-			return levenshtein.Distance(a, name, nil) - levenshtein.Distance(b, name, nil)
-		})
-		errs = append(errs, fmt.Errorf("%s:%d: unknown key %q; nearest known key: %q", c.path, line, name, nearest))
+		errs = append(errs, fmt.Errorf("%s:%d: unknown key %q; nearest known key: %q", c.path, line, name, nearest.Name(name, known)))
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
