@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	"github.com/culprit-project/culprit/internal/app"
 )
@@ -15,16 +14,12 @@ type attestCommand struct {
 	APIKey  string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
 	Header  map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header; its value is never written to a file. Repeatable."`
 	Output  string            `short:"o" type:"path" placeholder:"FILE" help:"Write the attestation to this file, as JSON."`
-	Format  string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	formatFlag
 }
 
 func (c *attestCommand) Run(ctx context.Context, s *streams) error {
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	return app.Attest(ctx, app.AttestOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		What:   c.What, Against: c.Against, Files: c.File, Packages: c.Package, Output: c.Output,
-	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	}, c.output(s))
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/culprit-project/culprit/experiment"
@@ -40,8 +39,8 @@ type compareCommand struct {
 
 	loadFlags
 	Output string `short:"o" placeholder:"DIR" help:"Directory to create (default: runs/TIME-compare)."`
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
-	DryRun bool   `help:"Say what is compared and how many pairs it takes, and send nothing."`
+	formatFlag
+	DryRun bool `help:"Say what is compared and how many pairs it takes, and send nothing."`
 }
 
 func (c *compareCommand) Run(ctx context.Context, s *streams) error {
@@ -49,17 +48,13 @@ func (c *compareCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	o := app.CompareOptions{
 		RunOptions: c.options(), A: c.A, B: c.B, Sweep: c.sweep(c.BaseURL),
 		Ratio: c.Ratio, Difference: c.Difference, Error: c.Error, Pairs: c.Pairs, Wall: c.Wall, Interleave: c.Interleave, Launcher: launcher,
 	}
 	o.Server = app.Server{Model: c.Model, APIKey: c.APIKey, Header: c.Header}
 	o.Output, o.DryRun, o.Tool = c.Output, c.DryRun, version()
-	ordering, err := app.Compare(ctx, o, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	ordering, err := app.Compare(ctx, o, c.output(s))
 	if err != nil {
 		return err
 	}

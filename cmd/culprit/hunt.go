@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/culprit-project/culprit/internal/app"
@@ -21,8 +20,8 @@ type huntCommand struct {
 	Requests   int               `placeholder:"N" help:"At most so many requests (default: the case's budget)."`
 	APIKey     string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
 	Header     map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
-	Format     string            `enum:"text,json" default:"text" help:"text or json, on standard output."`
-	DryRun     bool              `help:"Say what is varied and what it may cost, and launch nothing."`
+	formatFlag
+	DryRun bool `help:"Say what is varied and what it may cost, and launch nothing."`
 
 	sweepFlags
 	BaseURL      string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
@@ -39,10 +38,6 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	status, err := app.Hunt(ctx, app.HuntOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
@@ -51,7 +46,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 		Load: app.RunOptions{
 			Kind: c.Workload, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Concurrency: c.Concurrency,
 		},
-	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	}, c.output(s))
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"os/user"
 
 	"github.com/culprit-project/culprit/hypothesis"
@@ -27,21 +26,13 @@ type hypothesisCommand struct {
 
 // ofCase is what all commands on hypotheses take.
 type ofCase struct {
-	Case   string `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
-	Dir    string `name:"trials" type:"path" placeholder:"DIR" help:"Where the hunt's trials are (default: the case's directory)."`
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	Case string `arg:"" type:"path" help:"A case.yaml, or the directory that it is in."`
+	Dir  string `name:"trials" type:"path" placeholder:"DIR" help:"Where the hunt's trials are (default: the case's directory)."`
+	formatFlag
 }
 
 func (c *ofCase) options() app.HypothesisOptions {
 	return app.HypothesisOptions{Case: c.Case, Dir: c.Dir}
-}
-
-func (c *ofCase) output(s *streams) app.Output {
-	out := app.Output{JSON: s.out, Progress: s.progress}
-	if c.Format != "json" {
-		out.Screen = newScreen(os.Stdout)
-	}
-	return out
 }
 
 type hypothesisAdd struct {

@@ -61,6 +61,19 @@ type streams struct {
 	progress *screen.Screen // on standard error
 }
 
+// formatFlag is text or json.
+type formatFlag struct {
+	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+}
+
+func (f *formatFlag) output(s *streams) app.Output {
+	out := app.Output{JSON: s.out, Progress: s.progress}
+	if f.Format != "json" {
+		out.Screen = newScreen(os.Stdout)
+	}
+	return out
+}
+
 func main() { os.Exit(run(os.Args[1:])) }
 
 // run parses the arguments and runs one command; it returns the exit code.

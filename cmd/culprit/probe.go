@@ -25,19 +25,6 @@ type probeCommand struct {
 	Cost     probeCostCommand     `cmd:"" help:"Measure what a hit costs, against logging."`
 }
 
-// formatFlag is text or json.
-type formatFlag struct {
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
-}
-
-func (f *formatFlag) output(s *streams) app.Output {
-	out := app.Output{JSON: s.out, Progress: s.progress}
-	if f.Format != "json" {
-		out.Screen = newScreen(os.Stdout)
-	}
-	return out
-}
-
 type probePacksCommand struct{ formatFlag }
 
 func (c *probePacksCommand) Run(s *streams) error { return app.ProbePacks(c.output(s)) }

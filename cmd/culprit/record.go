@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	"github.com/culprit-project/culprit/internal/app"
 )
@@ -16,16 +15,12 @@ type recordCommand struct {
 	SegmentMB int64   `default:"256" placeholder:"MB" help:"Size of a history after which the next one begins (default: ${default})."`
 	TotalMB   int64   `default:"4096" placeholder:"MB" help:"Size of all histories; the oldest go first (default: ${default})."`
 	Output    string  `short:"o" placeholder:"DIR" help:"Directory to create (default: runs/TIME-record)."`
-	Format    string  `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	formatFlag
 }
 
 func (c *recordCommand) Run(ctx context.Context, s *streams) error {
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	return app.Record(ctx, app.RecordOptions{
 		Listen: c.Listen, Upstream: c.Upstream, Output: c.Output, Sample: c.Sample, Synthetic: c.Synthetic,
 		MemoryMB: c.MemoryMB, SegmentMB: c.SegmentMB, TotalMB: c.TotalMB, Tool: version(),
-	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	}, c.output(s))
 }

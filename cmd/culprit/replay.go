@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/culprit-project/culprit/internal/app"
@@ -18,18 +17,14 @@ type replayCommand struct {
 	Seed          uint64        `placeholder:"N" help:"Of the texts, where the recording has none (default: 1)."`
 	Timeout       time.Duration `placeholder:"D" help:"Longest wait for one reply (default: ${timeout})."`
 	Output        string        `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-replay)."`
-	Format        string        `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	formatFlag
 }
 
 func (c *replayCommand) Run(ctx context.Context, s *streams) error {
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	status, err := app.Replay(ctx, app.ReplayOptions{
 		Server: c.server(), Source: c.Source, Only: c.Only, Speed: c.Speed, Concurrency: c.Concurrency,
 		TokensPerLine: c.TokensPerLine, Seed: c.Seed, Timeout: c.Timeout, Output: c.Output, Tool: version(),
-	}, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	}, c.output(s))
 	if err != nil {
 		return err
 	}

@@ -60,15 +60,11 @@ type runCommand struct {
 	ControlSessions int    `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
 
 	Output string `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-WORKLOAD)."`
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
-	DryRun bool   `help:"Show what would be sent, and send nothing."`
+	formatFlag
+	DryRun bool `help:"Show what would be sent, and send nothing."`
 }
 
 func (c *runCommand) Run(ctx context.Context, s *streams) error {
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	server := c.server()
 	if c.Lab {
 		c.fitLab()
@@ -84,7 +80,7 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 	o := c.options()
 	o.Server, o.Control, o.ControlSessions = server, c.Control || c.ControlSessions > 0, c.ControlSessions
 	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, app.FreshKey()), c.Output, c.DryRun, version()
-	status, err := app.Run(ctx, o, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	status, err := app.Run(ctx, o, c.output(s))
 	if err != nil {
 		return err
 	}
@@ -145,20 +141,16 @@ func (f *serverFlags) server() app.Server {
 }
 
 type checkCommand struct {
-	Dir    string `arg:"" name:"run" type:"existingdir" help:"A run directory."`
-	Op     int64  `placeholder:"N" help:"Print everything about one op, as JSON, instead."`
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	Dir string `arg:"" name:"run" type:"existingdir" help:"A run directory."`
+	Op  int64  `placeholder:"N" help:"Print everything about one op, as JSON, instead."`
+	formatFlag
 }
 
 func (c *checkCommand) Run(s *streams) error {
 	if c.Op != 0 {
 		return app.ShowOp(c.Dir, c.Op, s.out)
 	}
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
-	status, err := app.Check(c.Dir, app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+	status, err := app.Check(c.Dir, c.output(s))
 	if err != nil {
 		return fmt.Errorf("check %s: %w", c.Dir, err)
 	}

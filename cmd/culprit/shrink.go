@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	"github.com/culprit-project/culprit/internal/app"
 )
@@ -12,14 +11,10 @@ type shrinkCommand struct {
 	RunDir string `arg:"" name:"run" type:"existingdir" help:"A run directory that failed."`
 	Runs   int    `default:"60" placeholder:"N" help:"At most so many runs, before the last size is measured (default: ${default})."`
 	Output string `short:"o" placeholder:"DIR" help:"Directory to create (default: runs/TIME-shrink)."`
-	Format string `enum:"text,json" default:"text" help:"text or json, on standard output."`
+	formatFlag
 }
 
 func (c *shrinkCommand) Run(ctx context.Context, s *streams) error {
-	out := newScreen(os.Stdout)
-	if c.Format == "json" {
-		out = nil
-	}
 	return app.Shrink(ctx, app.ShrinkOptions{Server: c.server(), Run: c.RunDir, Runs: c.Runs, Output: c.Output, Tool: version()},
-		app.Output{Screen: out, JSON: s.out, Progress: s.progress})
+		c.output(s))
 }
