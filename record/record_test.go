@@ -366,7 +366,9 @@ func TestTrafficGoesOn(t *testing.T) {
 		}
 	})
 	t.Run("no disk", func(t *testing.T) {
-		url, p, _ := proxied(t, upstream(t, nil).URL, Options{SegmentSize: 1, Segment: func(dir string) error {
+		begun := 0
+		url, p, end := proxied(t, upstream(t, nil).URL, Options{SegmentSize: 1, Segment: func(dir string) error {
+			begun++
 			if !strings.HasSuffix(dir, "0001") {
 				return errors.New("no space left on device")
 			}
@@ -381,6 +383,10 @@ func TestTrafficGoesOn(t *testing.T) {
 		s := p.Stats()
 		if s.Recorded != sizeEvery || s.Dropped != 5 || s.Trouble != "no space left on device" || p.waiting.Load() != 0 {
 			t.Errorf("stats %+v, %d bytes kept", s, p.waiting.Load())
+		}
+		end()
+		if begun != 2 { // the disk isn't asked again at once
+			t.Errorf("%d segments were begun, want 2", begun)
 		}
 	})
 }

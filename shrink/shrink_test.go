@@ -95,9 +95,14 @@ func TestAnyServer(t *testing.T) {
 		rate := math.Pow(10, -3*rapid.Float64Range(0, 1).Draw(t, "rate"))
 		runs, requests := 0, 0
 		play := server(r, func(Size) float64 { return rate })
-		got, err := Search(context.Background(), from, Options{Runs: 40, Measures: 3, Try: func(ctx context.Context, s Size) (Outcome, error) {
+		refused := map[Size]bool{}
+		decided := func(s Size, kept bool) { refused[s] = !kept }
+		got, err := Search(context.Background(), from, Options{Runs: 40, Measures: 3, Decided: decided, Try: func(ctx context.Context, s Size) (Outcome, error) {
 			if s.Sessions > from.Sessions || s.Rounds > from.Rounds || s.ContextLines > from.ContextLines || s.MaxTokens > from.MaxTokens || s.Concurrency > s.Sessions || s.Requests() < 1 {
 				t.Fatalf("tried %s, from %s", s, from)
+			}
+			if refused[s] {
+				t.Fatalf("tried %s again", s)
 			}
 			out, err := play(ctx, s)
 			runs, requests = runs+1, requests+out.Ops

@@ -110,6 +110,23 @@ func TestWedge(t *testing.T) {
 	})
 }
 
+// TestStumbles loses every other conversation, which is no wedge.
+func TestStumbles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
+		defer cancel()
+		err := Run(ctx, Options{
+			Play: func(_ context.Context, number int) (Conversation, error) {
+				return Conversation{Number: number, Ops: 1, Lost: number % 2}, nil
+			},
+			Alarm: func(_ context.Context, a Alarm) { t.Errorf("alarm %+v", a) },
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestErrors(t *testing.T) {
 	sound := func(context.Context, int) (Conversation, error) { return Conversation{}, nil }
 	broken := errors.New("no disk")
