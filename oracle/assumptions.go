@@ -3,6 +3,7 @@ package oracle
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -108,15 +109,7 @@ func (j *judgement) cameToItsEnd(truncated bool) Assumption {
 func (j *judgement) wereAnswered() Assumption {
 	main := j.phases.of(history.Main)
 	failed := main.Outcomes[history.Failed]
-	a := Assumption{
-		Name: thatAnswered, Otherwise: Inconclusive,
-		Holds: float64(failed) <= failedShare*float64(main.Ops),
-		Found: fmt.Sprintf("%d of %d ops failed", failed, main.Ops),
-	}
-	if failed == 0 {
-		return a
-	}
-	refused, broken := 0, 0
+	refused, shed, broken := 0, main.HTTP[http.StatusServiceUnavailable], 0
 	for status, n := range main.HTTP {
 		switch {
 		case status >= 500:
@@ -124,6 +117,15 @@ func (j *judgement) wereAnswered() Assumption {
 		case status >= 400:
 			refused += n
 		}
+	}
+	ops := float64(main.Ops)
+	a := Assumption{
+		Name: thatAnswered, Otherwise: Inconclusive,
+		Holds: float64(failed) <= failedShare*ops && float64(broken-shed) <= brokenShare*ops,
+		Found: fmt.Sprintf("%d of %d ops failed", failed, main.Ops),
+	}
+	if failed == 0 {
+		return a
 	}
 	worst := slices.MaxFunc(append([]ErrorCount{{}}, main.Errors...), func(a, b ErrorCount) int { return cmp.Compare(a.Ops, b.Ops) })
 	if worst.Ops > 0 {

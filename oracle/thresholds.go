@@ -155,6 +155,10 @@ const (
 	// failedShare of ops without an answer: above it the rest is no longer
 	// the load that was planned.
 	failedShare = 0.20
+	// brokenShare of ops answered with a server's error: above it the server
+	// isn't sound, whatever its other replies say. A 503 doesn't count: a
+	// server at its limit sheds load with it.
+	brokenShare = 0.01
 	// lateLimit is how late a request may be sent in open loop (99th
 	// percentile), and a tick of the client may come: a quarter of a second
 	// changes no batch that a server forms from requests lasting seconds.

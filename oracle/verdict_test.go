@@ -213,6 +213,16 @@ func TestVerdict(t *testing.T) {
 				op.Outcome, op.Status, op.Error = history.Failed, 400, "HTTP 400: no such model"
 			}
 		}}, Inconclusive, `108 of 320 ops failed, 108 of them with “HTTP 400: no such model” (op 1); the server refuses`},
+		{"few requests, but with errors of the server", play{main: nothing, op: func(op *history.Op) {
+			if op.Session%16 == 0 {
+				op.Outcome, op.Status, op.Error = history.Failed, 500, "HTTP 500: CUDA error"
+			}
+		}}, Inconclusive, `20 of 320 ops failed, 20 of them with “HTTP 500: CUDA error” (op 1); the server fails`},
+		{"few requests are shed", play{main: nothing, op: func(op *history.Op) {
+			if op.Session%16 == 0 {
+				op.Outcome, op.Status, op.Error = history.Failed, 503, "HTTP 503: busy"
+			}
+		}}, Clean, "no sign of corruption"},
 		{"the server is gone", play{main: nothing, op: func(op *history.Op) {
 			op.Outcome, op.Status, op.Error = history.Failed, 0, "connection refused"
 		}}, Inconclusive, "is the server up"},
