@@ -3,7 +3,6 @@ package oracle
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -109,7 +108,7 @@ func (j *judgement) cameToItsEnd(truncated bool) Assumption {
 func (j *judgement) wereAnswered() Assumption {
 	main := j.phases.of(history.Main)
 	failed := main.Outcomes[history.Failed]
-	refused, shed, broken := 0, main.HTTP[http.StatusServiceUnavailable], 0
+	refused, shed, broken := 0, main.HTTP[503], 0 // 503: busy, try again
 	for status, n := range main.HTTP {
 		switch {
 		case status >= 500:
