@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -101,6 +102,16 @@ func sentences(r *experiment.Record) []string {
 		out = append(out, fmt.Sprintf("%s %s %s of calls broke (%s of %s, in %s); %s %s of %s, in %s.",
 			with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
 			without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
+	}
+	for _, c := range f.Causes {
+		for _, name := range slices.Sorted(maps.Keys(c.Skipped)) {
+			levels := c.Skipped[name]
+			text := term.Safe(strings.Join(levels, ", "))
+			if n := len(levels); n > 4 {
+				text = fmt.Sprintf("%s to %s (%d levels)", term.Safe(levels[0]), term.Safe(levels[n-1]), n)
+			}
+			out = append(out, fmt.Sprintf("It may begin before %s already: %s %s couldn't be run.", term.Safe(c.Set[name]), term.Safe(name), text))
+		}
 	}
 	for _, a := range f.Unreached {
 		out = append(out, fmt.Sprintf("Not run, since it doesn't start or is forbidden: %s; another arm stood in.", term.Safe(arm(r.Case.Space, a))))

@@ -147,12 +147,69 @@ type validity struct {
 	ladders *ladders
 	started []arm
 	failed  []arm
+	skipped map[rung]bool
+	lenient bool // about which levels are skipped
+}
+
+// rung is a step of a factor's ladder.
+type rung struct {
+	factor int
+	step   uint16
 }
 
 func newValidity(l *ladders) *validity { return &validity{ladders: l} }
 
-func (v *validity) start(a arm) { v.started = append(v.started, a) }
-func (v *validity) fail(a arm)  { v.failed = append(v.failed, a) }
+func (v *validity) start(a arm) {
+	v.started = append(v.started, a)
+	v.skip()
+}
+
+func (v *validity) fail(a arm) {
+	v.failed = append(v.failed, a)
+	v.skip()
+}
+
+// skip notes the levels on the way from the safe one to the failing arm's that
+// keep an arm from starting, which differs in nothing else from one that starts,
+// and with which none starts; or, leniently, with which none was seen to start
+// and one not to. What begins to fail at such a level can't be told
+// from what does at the next.
+func (v *validity) skip() {
+	if len(v.failed) == 0 {
+		return
+	}
+	v.skipped = map[rung]bool{}
+	for _, f := range v.failed {
+		for i, step := range f {
+			if step == 0 || step >= v.ladders.top[i] {
+				continue
+			}
+			like := func(s arm) bool { return s[i] != step && s.at(i, step).equal(f) }
+			with := func(s arm) bool { return s[i] == step }
+			if (v.lenient || slices.ContainsFunc(v.started, like)) && !slices.ContainsFunc(v.started, with) {
+				v.skipped[rung{i, step}] = true
+			}
+		}
+	}
+}
+
+// skips reports whether an arm has a level that is skipped.
+func (v *validity) skips(a arm) bool {
+	for i, step := range a {
+		if v.skipped[rung{i, step}] {
+			return true
+		}
+	}
+	return false
+}
+
+// below is the next step down that isn't skipped.
+func (v *validity) below(factor int, step uint16) uint16 {
+	for step--; v.skipped[rung{factor, step}]; {
+		step--
+	}
+	return step
+}
 
 // chance is how likely the arm is to start.
 func (v *validity) chance(a arm) float64 {

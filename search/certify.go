@@ -154,6 +154,13 @@ func (h *hunt) certify() error {
 			if s[f] == 0 {
 				continue
 			}
+			for step := h.validity.below(f, s[f]) + 1; step < s[f]; step++ {
+				if cause.Skipped == nil {
+					cause.Skipped = map[string][]string{}
+				}
+				factor := h.ladders.space.Factors[f]
+				cause.Skipped[factor.Name] = append(cause.Skipped[factor.Name], factor.Levels[h.ladders.levels[f][step]].Name)
+			}
 			for _, r := range c.clean {
 				if r.arm[f] < s[f] && s.at(f, r.arm[f]).within(r.arm) {
 					e := h.evidence(r)
@@ -198,6 +205,10 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 			return false, nil
 		}
 		if errors.Is(err, errUnusable) {
+			if h.validity.skips(s) {
+				c.causes = slices.DeleteFunc(c.causes, s.equal)
+				return false, nil // it begins at the next level then
+			}
 			return false, giveUp(Unreachable, "%s alone can't be run", describe(h.ladders.set(s)))
 		}
 		if err != nil {
@@ -222,7 +233,7 @@ func (h *hunt) allFail(c *certificate) (bool, error) {
 func (h *hunt) alone(s arm) (decided, error) {
 	v, err := h.claim(question{arm: s, want: above, phase: Confirm, why: h.whySet(s)})
 	larger := slices.Clone(s)
-	for errors.Is(err, errUnusable) && s.size() > 0 && !larger.equal(h.ladders.top) {
+	for errors.Is(err, errUnusable) && !h.validity.skips(s) && s.size() > 0 && !larger.equal(h.ladders.top) {
 		best, chance := -1, -1.0
 		for _, i := range h.random.Perm(len(larger)) {
 			if larger[i] == h.ladders.top[i] {
@@ -298,7 +309,7 @@ func (h *hunt) proven(s arm) bool {
 		return false
 	}
 	for i, v := range s {
-		if v > 0 && !h.proof.covers(h.ladders.top.at(i, v-1)) {
+		if v > 0 && !h.proof.covers(h.ladders.top.at(i, h.validity.below(i, v))) {
 			return false
 		}
 	}
@@ -419,13 +430,13 @@ func (h *hunt) seenClean(from, to arm) bool {
 	return expected > 8
 }
 
-// without is a region with each member of a cause taken one step down, in
-// random order.
+// without is a region with each member of a cause taken to the next step down
+// that may run, in random order.
 func (h *hunt) without(region, cause arm) []arm {
 	var out []arm
 	for i, v := range cause {
 		if v > 0 {
-			out = append(out, region.at(i, v-1))
+			out = append(out, region.at(i, h.validity.below(i, v)))
 		}
 	}
 	h.random.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -631,6 +642,12 @@ func (h *hunt) elsewhere(test *stats.Threshold, batch int, each float64) bool {
 func (h *hunt) nearMiss(region arm, causes []arm) (decided, error) {
 	why := h.whyNearMiss(region)
 	v, err := h.claim(question{arm: region, want: below, phase: Confirm, why: why})
+	for i := range region {
+		for errors.Is(err, errUnusable) && h.validity.skipped[rung{i, region[i]}] {
+			region = region.at(i, h.validity.below(i, region[i]))
+			v, err = h.claim(question{arm: region, want: below, phase: Confirm, why: why})
+		}
+	}
 	if !errors.Is(err, errUnusable) {
 		return v, err
 	}

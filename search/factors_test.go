@@ -191,14 +191,23 @@ func TestCommitsThatDontStart(t *testing.T) {
 			}
 			return o
 		})
-		if broken[first] || broken[first-1] {
-			if f.Status != Undecided || f.Reason != Unreachable {
-				t.Fatalf("%s %s: %s, though the commit or the one before doesn't start", f.Status, f.Reason, f.Text)
-			}
-			return
+		// Commits that don't start are skipped, as git bisect skip does.
+		good := first - 1
+		for broken[good] {
+			good--
+		}
+		for broken[first] {
+			first++
 		}
 		if diff := cmp.Diff([]string{"commit=" + strconv.Itoa(first)}, found(f)); diff != "" {
 			t.Fatalf("%s (%s: %s)", diff, f.Status, f.Text)
+		}
+		var skipped []string
+		for i := good + 1; i < first; i++ {
+			skipped = append(skipped, strconv.Itoa(i))
+		}
+		if diff := cmp.Diff(skipped, f.Causes[0].Skipped["commit"]); diff != "" {
+			t.Fatalf("skipped: %s", diff)
 		}
 		// The certificate has two claims, on launches of their own.
 		var claims []string
@@ -207,7 +216,7 @@ func TestCommitsThatDontStart(t *testing.T) {
 				claims = append(claims, s.Proposal.Arm["commit"])
 			}
 		}
-		for _, at := range []int{first, first - 1} {
+		for _, at := range []int{first, good} {
 			if !slices.Contains(claims, strconv.Itoa(at)) {
 				t.Fatalf("%d wasn't confirmed on a new launch: %s", at, strings.Join(claims, " "))
 			}
@@ -260,4 +269,44 @@ func ExampleSearch() {
 	}
 	fmt.Println(s.Finding().Text)
 	// Output: needed for the failure: f00=on f02=on
+}
+
+// A commit that doesn't start is skipped among flags too.
+func TestCommitsThatDontStartAmongFlags(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(4, 20).Draw(t, "commits")
+		first := rapid.IntRange(2, n-1).Draw(t, "first bad")
+		broken := rapid.IntRange(1, n-2).Draw(t, "broken")
+		space := commits(n)
+		for i := range 5 {
+			space.Factors = append(space.Factors, design.Factor{
+				Name: factorName(i), Levels: []design.Level{{Name: "off", Role: design.Safe}, {Name: "on", Role: design.Suspect}},
+			})
+		}
+		f, _ := play(t, space, Options{Seed: rapid.Uint64().Draw(t, "seed"), SpotChecks: -1}, func(p Proposal) Observation {
+			at, _ := strconv.Atoi(p.Arm["commit"])
+			o := Observation{Outcome: Ran, Requests: p.Requests}
+			switch {
+			case at == broken:
+				return Observation{Outcome: Invalid}
+			case at >= first && p.Arm["f03"] == "on":
+				o.Failures = p.Requests
+			}
+			return o
+		})
+		if first == broken {
+			first++
+		}
+		want := design.Arm{"commit": strconv.Itoa(first), "f03": "on"}
+		if diff := cmp.Diff([]string{want.String()}, found(f)); diff != "" {
+			t.Fatalf("%s (%s: %s)", diff, f.Status, f.Text)
+		}
+		var skipped []string
+		if broken == first-1 {
+			skipped = []string{strconv.Itoa(broken)}
+		}
+		if diff := cmp.Diff(skipped, f.Causes[0].Skipped["commit"]); diff != "" {
+			t.Fatalf("skipped: %s", diff)
+		}
+	})
 }

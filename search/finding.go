@@ -63,6 +63,9 @@ type Cause struct {
 	Set     design.Arm `json:"set"`
 	With    Evidence   `json:"with"`
 	Without []Evidence `json:"without,omitempty"`
+	// Skipped are, by factor, the levels between the set's and the clean one
+	// below it, in order: they don't start, so it may begin at any of them.
+	Skipped map[string][]string `json:"skipped,omitempty"`
 }
 
 // Evidence is what fresh launches showed of an arm.

@@ -44,6 +44,7 @@ type hunt struct {
 	poisoned bool          // launches end with their first failure
 	drifts   int           // how often the failing arm stopped failing
 	belief   *posterior    // the current one
+	skipped  int           // levels that it leaves out
 
 	proof   certificate
 	limit   float64 // the rate that tells failing from clean, in claims
@@ -294,7 +295,7 @@ func (h *hunt) believe(region arm, size int) error {
 		if size < 1 {
 			return giveUp(Misfit, "there are too many combinations of levels to search")
 		}
-		p, ok = newPosterior(h.grid, region, odds, size)
+		p, ok = newPosterior(h.grid, region, odds, size, h.validity.skipped)
 	}
 	p.visit(region)
 	for _, s := range merged(h.record) {
@@ -302,7 +303,7 @@ func (h *hunt) believe(region arm, size int) error {
 			p.observe(s.arm, s.launch, s.cluster)
 		}
 	}
-	h.belief = p
+	h.belief, h.skipped = p, len(h.validity.skipped)
 	if h.failing == nil {
 		h.failing, h.clean = p.rates()
 	}
@@ -384,6 +385,11 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 	const rechecks = 3
 	again := rechecks
 	for range mostVisits {
+		if len(h.validity.skipped) != h.skipped {
+			if err := h.believe(region, h.size); err != nil {
+				return nil, err
+			}
+		}
 		p := h.belief
 		if p.none.chance > 0.5 {
 			if again > 0 && p.misfit() > 0 {
@@ -434,6 +440,11 @@ func (h *hunt) narrow(region arm, enough float64) (arm, error) {
 			next, ok = plan.choose(0)
 		}
 		if !ok {
+			if !h.validity.lenient {
+				h.validity.lenient = true
+				h.validity.skip()
+				continue
+			}
 			best, chance := p.best()
 			if chance > 0.5 {
 				return p.hypotheses[best].arm(len(region)), nil

@@ -237,7 +237,7 @@ func (l *planner) nearMiss(requests, penalty float64, proven func(arm) bool) vis
 		if step == 0 {
 			continue
 		}
-		a := l.p.region.at(f, step-1)
+		a := l.p.region.at(f, l.validity.below(f, step))
 		w := l.fails(a)
 		if w < 0.001 || w > 0.7 || proven(a) {
 			continue

@@ -198,8 +198,8 @@ type noneVisit struct {
 }
 
 // newPosterior returns the prior; false when there are too many hypotheses. odds
-// are by factor.
-func newPosterior(g *grid, region arm, odds []float64, size int) (*posterior, bool) {
+// are by factor; skipped are steps that are no cause's.
+func newPosterior(g *grid, region arm, odds []float64, size int, skipped map[rung]bool) (*posterior, bool) {
 	p := &posterior{grid: g, region: region, index: map[string]int{}}
 	var factors []int
 	for i, v := range region {
@@ -210,6 +210,14 @@ func newPosterior(g *grid, region arm, odds []float64, size int) (*posterior, bo
 	size = min(size, len(factors))
 	if count(region, factors, size) > maxHypotheses {
 		return nil, false
+	}
+	steps := make([][]uint16, len(region))
+	for _, f := range factors {
+		for s := uint16(1); s <= region[f]; s++ {
+			if !skipped[rung{f, s}] || s == region[f] {
+				steps[f] = append(steps[f], s)
+			}
+		}
 	}
 	// symmetric[t] is the sum over all sets of t factors of the product of
 	// their odds.
@@ -233,12 +241,11 @@ func newPosterior(g *grid, region arm, odds []float64, size int) (*posterior, bo
 		}
 		for i := from; i < len(factors); i++ {
 			f := factors[i]
-			steps := region[f]
-			for s := uint16(1); s <= steps; s++ {
+			for _, s := range steps[f] {
 				longer := h
 				longer.factor[h.n], longer.step[h.n] = uint8(f), s
 				longer.n++
-				extend(longer, i+1, weight*odds[f]/float64(steps))
+				extend(longer, i+1, weight*odds[f]/float64(len(steps[f])))
 			}
 		}
 	}
