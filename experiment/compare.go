@@ -2,8 +2,12 @@ package experiment
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -11,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/oracle"
@@ -37,7 +42,7 @@ func ServerCase(base string) *Case { return &Case{BaseURL: base} }
 
 // CompareOptions is what a comparison takes.
 type CompareOptions struct {
-	Dir           string // made by Compare; must not hold anything
+	Dir           string // made by Compare; must not hold anything but what Resume goes on with
 	A, B          Side
 	Conversations int     // of a block, at each server; at least as many as are played at once
 	Ratio         float64 // better is less than so many times as often; 0 is 1
@@ -46,6 +51,7 @@ type CompareOptions struct {
 	Pairs         int     // to give up after; 0 is no limit
 	Interleave    bool    // one server at a time
 	Seed          uint64  // of the order, where it is one at a time
+	Resume        bool    // go on from the blocks that are in Dir
 	Tool          string
 	Launcher      *target.Launcher
 	Header        http.Header
@@ -76,6 +82,7 @@ type Block struct {
 
 // Comparison is what the blocks up to now come to. It is compare.json.
 type Comparison struct {
+	Of         string           `json:"of"` // a hash of both servers and what they are sent
 	Ordering   Ordering         `json:"ordering"`
 	Why        string           `json:"why,omitempty"` // nothing was decided
 	Error      float64          `json:"error"`
@@ -150,8 +157,12 @@ func (o *CompareOptions) ForetoldNone() int { return stats.PairsWithout(o.Differ
 func Compare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	o.Defaults()
 	c := comparison{CompareOptions: o, paired: stats.NewPaired(o.Ratio, o.Difference, o.Dispersion())}
-	c.result = Comparison{Ordering: Unordered, Error: o.Error, Ratio: o.Ratio, Difference: o.Difference, Enough: 1 / o.Alpha(), Launches: o.A.launches() && o.B.launches()}
-	if err := makeDir(o.Dir); err != nil {
+	of, err := o.fingerprint()
+	if err != nil {
+		return Comparison{}, err
+	}
+	c.result = Comparison{Of: of, Ordering: Unordered, Error: o.Error, Ratio: o.Ratio, Difference: o.Difference, Enough: 1 / o.Alpha(), Launches: o.A.launches() && o.B.launches()}
+	if err := c.begin(); err != nil {
 		return c.result, err
 	}
 	for i, s := range []*Side{&o.A, &o.B} {
@@ -162,8 +173,8 @@ func Compare(ctx context.Context, o CompareOptions) (Comparison, error) {
 		defer h.stop()
 		c.sides[i] = h
 	}
-	for number := 1; ; number++ {
-		b, err := c.block(ctx, number)
+	for c.result.Ordering == Unordered && c.result.Why == "" {
+		b, err := c.block(ctx, len(c.result.Blocks)+1)
 		switch {
 		case ctx.Err() != nil:
 			c.result.Why = context.Cause(ctx).Error()
@@ -178,11 +189,104 @@ func Compare(ctx context.Context, o CompareOptions) (Comparison, error) {
 		if err == nil && o.Step != nil {
 			o.Step(c.result.Blocks[len(c.result.Blocks)-1], c.result)
 		}
-		if c.result.Ordering != Unordered || c.result.Why != "" {
-			return c.result, nil
+	}
+	return c.result, nil
+}
+
+// fingerprint tells apart comparisons whose blocks can't be added up.
+func (o *CompareOptions) fingerprint() (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, o.Conversations, o.Interleave, o.Seed)
+	for _, s := range []*Side{&o.A, &o.B} {
+		arm := &Rendered{Plan: s.Plan}
+		if s.Arm != nil {
+			var err error
+			if arm, err = s.Case.Render(s.Arm); err != nil {
+				return "", err
+			}
+		}
+		plan := arm.Plan
+		plan.Tool = ""
+		if err := json.NewEncoder(h).Encode([]any{arm.Processes, plan}); err != nil {
+			return "", fmt.Errorf("compare: %w", err)
 		}
 	}
+	return hex.EncodeToString(h.Sum(nil)[:16]), nil
 }
+
+// begin makes the directory, or takes in the blocks that are in it.
+func (c *comparison) begin() error {
+	if !c.Resume {
+		return makeDir(c.Dir)
+	}
+	path := filepath.Join(c.Dir, CompareFile)
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("resume: %w", err)
+	}
+	before := c.result
+	if err == nil {
+		if err := json.Unmarshal(b, &before); err != nil {
+			return fmt.Errorf("resume: read %s: %w", path, err)
+		}
+	}
+	switch r := c.result; {
+	case before.Of != r.Of:
+		return fmt.Errorf("resume %s: its blocks are of other servers or were sent something else; compare in another directory", c.Dir)
+	case before.Error != r.Error || before.Ratio != r.Ratio || before.Difference != r.Difference:
+		return fmt.Errorf("resume %s: it asks with --error %g --ratio %g --difference %g, and that can't be changed once there is evidence", c.Dir, before.Error, before.Ratio, before.Difference)
+	}
+	blocks := before.Blocks
+	for len(blocks) > 0 && blocks[len(blocks)-1].Note != "" {
+		blocks = blocks[:len(blocks)-1] // what kept them from counting may be gone
+	}
+	for _, b := range blocks {
+		if err := c.again(b); err != nil {
+			return fmt.Errorf("resume: block %d: %w", b.Number, err)
+		}
+	}
+	return c.setAside(len(blocks))
+}
+
+// again takes in a block that was played before.
+func (c *comparison) again(b Block) error {
+	block := played{Block: b}
+	if b.Note == "" {
+		var results [2]outcomes
+		for side := range results {
+			results[side] = outcomes{ops: map[int][]oracle.OpResult{}}
+			if _, err := judge(filepath.Join(c.Dir, b.Dirs[side]), results[side].add); err != nil {
+				return err
+			}
+		}
+		block.conversations = pairs(results[0].ops, results[1].ops)
+	}
+	c.count(block)
+	if c.Step != nil {
+		c.Step(c.result.Blocks[len(c.result.Blocks)-1], c.result)
+	}
+	return nil
+}
+
+// setAside moves the runs of later blocks away, so that they are played again.
+func (c *comparison) setAside(blocks int) error {
+	dirs, err := filepath.Glob(filepath.Join(c.Dir, "*-[ab]"))
+	if err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	for _, dir := range dirs {
+		number, side := 0, ""
+		if _, err := fmt.Sscanf(filepath.Base(dir), "%d-%s", &number, &side); err != nil || number <= blocks {
+			continue
+		}
+		if err := os.Rename(dir, fmt.Sprintf("%s.%d.partial", dir, time.Now().UnixMilli())); err != nil {
+			return fmt.Errorf("resume: %w", err)
+		}
+	}
+	return nil
+}
+
+func halfDir(number, side int) string { return fmt.Sprintf("%04d-%c", number, 'a'+side) }
 
 // comparison is one in progress.
 type comparison struct {
@@ -207,7 +311,7 @@ func (c *comparison) block(ctx context.Context, number int) (played, error) {
 	var results [2]outcomes
 	var errs [2]error
 	one := func(side int) {
-		b.Dirs[side] = fmt.Sprintf("%04d-%c", number, 'a'+side)
+		b.Dirs[side] = halfDir(number, side)
 		results[side], errs[side] = c.half(ctx, side, number, b.Dirs[side])
 	}
 	if c.Interleave {
@@ -252,11 +356,13 @@ type outcomes struct {
 	note string
 }
 
+func (o *outcomes) add(r oracle.OpResult) { o.ops[r.Session] = append(o.ops[r.Session], r) }
+
 // half plays a block at one server.
 func (c *comparison) half(ctx context.Context, side, number int, dir string) (outcomes, error) {
 	s, h := []*Side{&c.A, &c.B}[side], c.sides[side]
 	out := outcomes{ops: map[int][]oracle.OpResult{}}
-	h.ops = func(r oracle.OpResult) { out.ops[r.Session] = append(out.ops[r.Session], r) }
+	h.ops = out.add
 	arm := &Rendered{Arm: s.Arm, Plan: s.Plan}
 	if s.Arm != nil {
 		var err error
@@ -274,8 +380,8 @@ func (c *comparison) half(ctx context.Context, side, number int, dir string) (ou
 	if _, err := h.run(ctx, number, dir, arm, &t); err != nil {
 		return out, fmt.Errorf("%c: %w", 'A'+side, err)
 	}
-	if t.Observation.Outcome == search.Void {
-		out.note = t.Note
+	if o := t.Observation.Outcome; !o.Counts() {
+		out.note = fmt.Sprintf("%s: %s", o, t.Note)
 	}
 	return out, nil
 }

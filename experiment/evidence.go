@@ -80,10 +80,8 @@ func (c *Case) Trials(base, dirs string) ([]Evidence, error) {
 		e.Arm = c.Space.Failing()
 		maps.Copy(e.Arm, t.Proposal.Arm)
 		e.Launch, e.Requests, e.Failures = launch, t.Observation.Requests, t.Observation.Failures
-		switch t.Observation.Outcome {
-		case search.Void, search.Invalid:
+		if !t.Observation.Outcome.Counts() {
 			e.Void = t.Note
-		case search.Ran, search.Wedged:
 		}
 		list = append(list, e)
 	}
@@ -165,7 +163,7 @@ func (c *Case) Stray(path string) (Evidence, error) {
 	o := search.Observation{Outcome: search.Ran}
 	note := observe(&v, v.Broken.Main.Failures, &o)
 	e.Requests, e.Failures = o.Requests, o.Failures
-	if o.Outcome == search.Void {
+	if !o.Outcome.Counts() {
 		e.Void = note
 	}
 	if err := c.readClient(&e, plan); err != nil {

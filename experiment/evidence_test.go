@@ -71,7 +71,7 @@ func TestTrials(t *testing.T) {
 	}
 	write("0001", trial(true, search.Observation{Outcome: search.Ran, Requests: 8, Failures: 2}, "", design.Arm{"graph": "captured"}))
 	write("0002", trial(false, search.Observation{Outcome: search.Ran, Requests: 8}, "", design.Arm{"graph": "captured", "concurrency": "1"}))
-	write("0003", trial(true, search.Observation{Outcome: search.Void}, "it was another", design.Arm{"graph": "eager"}))
+	write("0003", trial(true, search.Observation{Outcome: search.NotExercised}, "it was another", design.Arm{"graph": "eager"}))
 	other := trial(true, search.Observation{Outcome: search.Ran, Requests: 8}, "", design.Arm{"graph": "eager"})
 	other.Space = "another"
 	write("0004", other)

@@ -482,8 +482,8 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	case died:
 		t.Observation.Outcome, t.Note = search.Void, fmt.Sprintf("the server ended during the run: %v", err)
 	default:
-		if note := h.uncounted(before, after, &movement); note != "" {
-			t.Observation.Outcome, t.Note = search.Void, note
+		if outcome, note := h.uncounted(before, after, &movement); outcome != "" {
+			t.Observation.Outcome, t.Note = outcome, note
 		}
 	}
 	return v, nil
@@ -571,21 +571,21 @@ func (h *hunt) watch(server *target.Server, movement *target.Movement) func(cont
 }
 
 // uncounted says why a run that came to its end is no evidence all the same.
-func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Movement) string {
+func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Movement) (search.Outcome, string) {
 	if changed := target.Changed(before, after); len(changed) > 0 {
 		d := changed[0]
-		return fmt.Sprintf("the server changed during the run: %s %s was %s and is %s", d.Kind, d.Name, d.A, d.B)
+		return search.Void, fmt.Sprintf("the server changed during the run: %s %s was %s and is %s", d.Kind, d.Name, d.A, d.B)
 	}
 	for _, r := range h.Case.Require {
 		ok, why, err := r.Met(movement)
 		switch {
 		case err != nil:
-			return fmt.Sprintf("not exercised: %s can't be told: %v", r, err)
+			return search.NotExercised, fmt.Sprintf("%s can't be told: %v", r, err)
 		case !ok:
-			return fmt.Sprintf("not exercised: %s doesn't hold: %s", r, why)
+			return search.NotExercised, fmt.Sprintf("%s doesn't hold: %s", r, why)
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // tokensPerS is what the server wrote under load.

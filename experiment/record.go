@@ -71,7 +71,7 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 
 // counts says that the trial is evidence.
 func (t *Trial) counts() bool {
-	return t.Observation != nil && t.Observation.Requests > 0 && (t.Observation.Outcome == search.Ran || t.Observation.Outcome == search.Wedged)
+	return t.Observation != nil && t.Observation.Requests > 0 && t.Observation.Outcome.Counts()
 }
 
 func pool(launches []stats.Cluster, d stats.Dispersion) search.Evidence {

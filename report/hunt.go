@@ -304,7 +304,7 @@ func uncounted(s *term.Screen, r *experiment.Record) {
 		line("  -  ", term.Safe(unmetText(r.Case, u)))
 	}
 	for i, t := range r.Trials {
-		if slices.Contains([]search.Outcome{search.Void, search.Invalid}, t.Observation.Outcome) {
+		if !t.Observation.Outcome.Counts() {
 			line(fmt.Sprintf("  %d  ", i+1), fmt.Sprintf("%s: %s", t.Observation.Outcome, term.Clip(term.Safe(firstLine(t.Note)), 240)))
 		}
 	}

@@ -117,7 +117,7 @@ func newHuntPage(r *experiment.Record) *huntPage {
 	}
 	for i, t := range r.Trials {
 		p.Trials = append(p.Trials, newTrialRow(r, i, t))
-		if t.Observation.Outcome == search.Void || t.Observation.Outcome == search.Invalid {
+		if !t.Observation.Outcome.Counts() {
 			p.Uncounted = append(p.Uncounted, fmt.Sprintf("Trial %d, %s: %s", i+1, t.Observation.Outcome, visible(firstLine(t.Note))))
 		}
 	}

@@ -149,8 +149,8 @@ func (h *Hunting) result(step experiment.Step) string {
 	s, t := h.screen, step.Trial
 	o := t.Observation
 	number := fmt.Sprintf("%4d  ", step.Number)
-	if o.Outcome == search.Void || o.Outcome == search.Invalid {
-		return number + s.Paint(string(o.Outcome), term.Yellow) + ": " + term.Clip(term.Safe(firstLine(t.Note)), s.Columns()-len(number)-10)
+	if !o.Outcome.Counts() {
+		return number + s.Paint(string(o.Outcome), term.Yellow) + ": " + term.Clip(term.Safe(firstLine(t.Note)), s.Columns()-len(number)-len(o.Outcome)-3)
 	}
 	style := term.Green
 	if o.Failures > 0 {

@@ -171,7 +171,7 @@ func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, aga
 		h.running.up = false
 		h.validity.fail(slices.Clone(a))
 		return more, false, errUnusable
-	case Void:
+	case Void, NotExercised:
 		// What was answered belongs to no arm that is known.
 		h.running.up = false
 		h.voids[key]++

@@ -121,8 +121,13 @@ const (
 	Ran     Outcome = "ran"
 	Wedged  Outcome = "wedged"  // ran, then stopped answering; what was answered counts
 	Invalid Outcome = "invalid" // the server doesn't start in this arm
-	Void    Outcome = "void"    // it wasn't what it claimed, or wasn't exercised
+	Void    Outcome = "void"    // it wasn't what it claimed
+	// NotExercised is an arm in which what it is about didn't happen.
+	NotExercised Outcome = "not-exercised"
 )
+
+// Counts reports whether what was answered is evidence.
+func (o Outcome) Counts() bool { return o == Ran || o == Wedged }
 
 // Observation is what came of the last proposal.
 type Observation struct {
@@ -197,7 +202,7 @@ func (s *Search) Observe(o Observation) error {
 		return fmt.Errorf("search: observed a launch of %g requests", o.LaunchCost)
 	}
 	switch o.Outcome {
-	case Ran, Wedged, Invalid, Void:
+	case Ran, Wedged, Invalid, Void, NotExercised:
 	default:
 		return fmt.Errorf("search: observed an unknown outcome %q", o.Outcome)
 	}

@@ -191,7 +191,7 @@ func TestHostileObservations(t *testing.T) {
 				}
 				return
 			}
-			o := Observation{Outcome: rapid.SampledFrom([]Outcome{Ran, Ran, Ran, Wedged, Invalid, Void}).Draw(t, "outcome")}
+			o := Observation{Outcome: rapid.SampledFrom([]Outcome{Ran, Ran, Ran, Wedged, Invalid, Void, NotExercised}).Draw(t, "outcome")}
 			o.Requests = rapid.IntRange(0, 2*p.Requests).Draw(t, "requests")
 			o.Failures = rapid.IntRange(0, o.Requests).Draw(t, "failures")
 			o.Poisoned = rapid.Bool().Draw(t, "poisoned")

@@ -37,6 +37,8 @@ type compareCommand struct {
 	Wall       time.Duration `placeholder:"D" help:"Give up after that long (default: never)."`
 	Interleave bool          `help:"One server at a time, in an order that is drawn: where only one fits. Arms that answer at one port always are."`
 
+	Resume bool `help:"Go on where an earlier comparison in --output stopped; no finished block is repeated."`
+
 	loadFlags
 	Output string `short:"o" placeholder:"DIR" help:"Directory to create (default: runs/TIME-compare)."`
 	formatFlag
@@ -50,7 +52,7 @@ func (c *compareCommand) Run(ctx context.Context, s *streams) error {
 	}
 	o := app.CompareOptions{
 		RunOptions: c.options(), A: c.A, B: c.B, Sweep: c.sweep(c.BaseURL),
-		Ratio: c.Ratio, Difference: c.Difference, Error: c.Error, Pairs: c.Pairs, Wall: c.Wall, Interleave: c.Interleave, Launcher: launcher,
+		Ratio: c.Ratio, Difference: c.Difference, Error: c.Error, Pairs: c.Pairs, Wall: c.Wall, Interleave: c.Interleave, Resume: c.Resume, Launcher: launcher,
 	}
 	o.Server = app.Server{Model: c.Model, APIKey: c.APIKey, Header: c.Header}
 	o.Output, o.DryRun, o.Tool = c.Output, c.DryRun, version()

@@ -33,6 +33,7 @@ type CompareOptions struct {
 	Pairs      int
 	Wall       time.Duration
 	Interleave bool
+	Resume     bool
 	Launcher   *target.Launcher
 }
 
@@ -41,9 +42,12 @@ func Compare(ctx context.Context, o CompareOptions, out Output) (experiment.Orde
 	if o.Ratio < 0 || o.Ratio > 1 || o.Difference < 0 || o.Difference >= 1 || o.Error < 0 || o.Error >= 0.5 || o.Pairs < 0 {
 		return "", usage("--ratio must be above 0 and at most 1, --difference between 0 and 1, --error between 0 and 0.5, --pairs not negative")
 	}
+	if o.Resume && o.Output == "" {
+		return "", usage("--resume goes on in the directory of --output; give it")
+	}
 	options := experiment.CompareOptions{
 		Dir:   cmp.Or(o.Output, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-compare")),
-		Ratio: o.Ratio, Difference: o.Difference, Error: o.Error, Pairs: o.Pairs, Interleave: o.Interleave, Seed: cmp.Or(o.Seed, 1),
+		Ratio: o.Ratio, Difference: o.Difference, Error: o.Error, Pairs: o.Pairs, Interleave: o.Interleave, Seed: cmp.Or(o.Seed, 1), Resume: o.Resume,
 		Tool: o.Tool, Launcher: o.Launcher, Header: o.headers(), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
 	}
 	names, err := o.sides(&options)
