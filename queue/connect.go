@@ -1,0 +1,171 @@
+// Package queue shares work out to other processes and machines over NATS
+// JetStream: a queue holds tasks, each of which is with one worker at a time
+// until its result is kept, and a store for the files that go with them. A
+// [Server] is a NATS server within this program, so that one machine runs the
+// same code with nothing to install. The package doesn't know what a task is.
+//
+// Stability: may change.
+package queue
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Access is how a NATS cluster is reached, with what its own command line
+// tool takes. Empty fields aren't used.
+type Access struct {
+	URL      string // nats://host:4222 or tls://...; several with commas
+	User     string
+	Password string
+	Token    string
+	Creds    string // file of a JWT and its key
+	NKey     string // file of an NKey seed
+	CA       string // file of certificates that the server's is checked by
+	Cert     string // file of this client's certificate, with Key
+	Key      string
+}
+
+// ReadContext reads a context that the nats command line tool keeps, by its
+// name or as a file.
+func ReadContext(name string) (Access, error) {
+	path := name
+	if !strings.ContainsRune(name, filepath.Separator) {
+		config, err := os.UserConfigDir()
+		if err != nil {
+			return Access{}, fmt.Errorf("nats context %s: %w", name, err)
+		}
+		path = filepath.Join(config, "nats", "context", name+".json")
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Access{}, fmt.Errorf("nats context %s: %w", name, err)
+	}
+	var c struct {
+		URL      string `json:"url"`
+		User     string `json:"user"`
+		Password string `json:"password"`
+		Token    string `json:"token"`
+		Creds    string `json:"creds"`
+		NKey     string `json:"nkey"`
+		CA       string `json:"ca"`
+		Cert     string `json:"cert"`
+		Key      string `json:"key"`
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return Access{}, fmt.Errorf("nats context %s: read %s: %w", name, path, err)
+	}
+	return Access(c), nil
+}
+
+// options are NATS's own for it.
+func (a *Access) options() ([]nats.Option, error) {
+	var o []nats.Option
+	if a.User != "" || a.Password != "" {
+		o = append(o, nats.UserInfo(a.User, a.Password))
+	}
+	if a.Token != "" {
+		o = append(o, nats.Token(a.Token))
+	}
+	if a.Creds != "" {
+		o = append(o, nats.UserCredentials(a.Creds))
+	}
+	if a.NKey != "" {
+		key, err := nats.NkeyOptionFromSeed(a.NKey)
+		if err != nil {
+			return nil, fmt.Errorf("connect to NATS: nkey: %w", err)
+		}
+		o = append(o, key)
+	}
+	if a.CA != "" {
+		o = append(o, nats.RootCAs(a.CA))
+	}
+	switch {
+	case a.Cert != "" && a.Key != "":
+		o = append(o, nats.ClientCert(a.Cert, a.Key))
+	case a.Cert+a.Key != "":
+		return nil, errors.New("connect to NATS: a client's certificate and its key go together")
+	}
+	return o, nil
+}
+
+// Conn is a connection to a NATS cluster. It is safe for concurrent use, and
+// comes back by itself when it breaks.
+type Conn struct {
+	*nats.Conn // for what needn't be kept: signals, live figures
+	stream     jetstream.JetStream
+}
+
+// requestTimeout bounds a question to JetStream: a cluster that elects a new
+// leader answers within seconds.
+const requestTimeout = 10 * time.Second
+
+// Connect connects to a cluster that must be there. name shows in its lists of
+// clients.
+func Connect(ctx context.Context, a Access, name string, logger *slog.Logger) (*Conn, error) {
+	options, err := a.options()
+	if err != nil {
+		return nil, err
+	}
+	return connect(ctx, cmp.Or(a.URL, nats.DefaultURL), name, logger, options...)
+}
+
+func connect(ctx context.Context, url, name string, logger *slog.Logger, options ...nats.Option) (*Conn, error) {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	closed := make(chan struct{})
+	options = append(options,
+		nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(time.Second), nats.Timeout(requestTimeout),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				logger.Warn("the connection to NATS is lost; waiting for it to come back", slog.Any("error", err))
+			}
+		}),
+		nats.ReconnectHandler(func(c *nats.Conn) {
+			logger.Info("connected to NATS again", slog.String("server", c.ConnectedUrlRedacted()))
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logger.Warn("NATS", slog.Any("error", err)) }),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
+	)
+	c, err := nats.Connect(url, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w", redacted(url), err)
+	}
+	q := &Conn{Conn: c}
+	if q.stream, err = jetstream.New(c, jetstream.WithDefaultTimeout(requestTimeout)); err == nil {
+		_, err = q.stream.AccountInfo(ctx)
+	}
+	if err != nil {
+		c.Close()
+		if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) || errors.Is(err, nats.ErrNoResponders) {
+			return nil, fmt.Errorf("connect to NATS at %s: it has no JetStream: start nats-server with -js, or turn JetStream on for the account", redacted(url))
+		}
+		return nil, fmt.Errorf("connect to NATS at %s: JetStream: %w", redacted(url), err)
+	}
+	return q, nil
+}
+
+// redacted is a list of URLs without what is in front of the host.
+func redacted(urls string) string {
+	var out []string
+	for u := range strings.SplitSeq(urls, ",") {
+		scheme, rest, ok := strings.Cut(strings.TrimSpace(u), "://")
+		if !ok {
+			scheme, rest = "nats", scheme
+		}
+		out = append(out, scheme+"://"+rest[strings.LastIndexByte(rest, '@')+1:])
+	}
+	return strings.Join(out, ",")
+}
