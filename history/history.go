@@ -31,7 +31,21 @@ type Header struct {
 	Sessions    int             `json:"sessions"`
 	Concurrency int             `json:"concurrency,omitempty"`  // closed loop
 	RequestRate float64         `json:"request_rate,omitempty"` // open loop, requests/s
-	Cores       int             `json:"cores"`                  // of the client's machine
+	Cores       int             `json:"cores"`                  // of the client's machine, or of all of the shards' together
+	Shards      []Shard         `json:"shards,omitempty"`       // that played the main phase together; see [Merge]
+}
+
+// Shard is one of several processes that played a run's main phase together:
+// the sessions whose number leaves its own when divided by how many there are.
+type Shard struct {
+	Number int    `json:"shard"`
+	Host   string `json:"host"`
+	Cores  int    `json:"cores"`
+	// BeganUS is when it was told to begin; that it did was known WithinUS
+	// later. Microseconds, since the run's beginning.
+	BeganUS  int64  `json:"began_us"`
+	WithinUS int64  `json:"within_us"`
+	Lost     string `json:"lost,omitempty"` // why it has no end; empty when it has
 }
 
 // Phase says which part of a run an op belongs to.
@@ -134,4 +148,7 @@ const (
 	Log     EventKind = "log"
 	Started EventKind = "started" // name: the phase that begins
 	Ended   EventKind = "ended"   // name: the phase that ended; text: why, when it was cut short
+	// ShardTick is one shard's tick, its number as name, with "host_cpu": what
+	// all shards of its machine used. A tick beside it speaks of all shards.
+	ShardTick EventKind = "shard"
 )

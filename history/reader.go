@@ -21,6 +21,8 @@ const (
 	maxWindow = 128 << 20
 )
 
+var errEmpty = errors.New("it ends before its first record: nothing was recorded")
+
 // Record is an op or an event: one of the two is set. It and everything it
 // points to are valid until the next call of Next.
 type Record struct {
@@ -97,7 +99,7 @@ func newReader(name string, in io.Reader) (*Reader, error) {
 	case errors.Is(err, zstd.ErrMagicMismatch):
 		return nil, fmt.Errorf("read %s: not a zstd file; a run's history is its history.jsonl.zst", name)
 	case errors.Is(err, io.EOF):
-		return nil, fmt.Errorf("read %s: it ends before its first record: nothing was recorded", name)
+		return nil, fmt.Errorf("read %s: %w", name, errEmpty)
 	case err != nil:
 		return nil, err
 	}

@@ -75,6 +75,12 @@ type Options struct {
 	TurnsPerSession float64 // 1 when it is 0
 	Seed            uint64  // of the arrivals
 
+	// Shards, when more than 1, says that several processes play this load
+	// together, each with the same options but for Shard, from 0: it plays the
+	// sessions whose number leaves that when divided by Shards, with its share
+	// of Concurrency. So all together play what one would.
+	Shard, Shards int
+
 	History Recorder
 	Start   time.Time     // the history's time 0; now when it is zero
 	NextID  *atomic.Int64 // the last op's number, shared by the phases of one history
@@ -114,6 +120,10 @@ type Counts struct{ OK, Failed, Cancelled, TimedOut int64 }
 
 // Total is the number of ops.
 func (c Counts) Total() int64 { return c.OK + c.Failed + c.Cancelled + c.TimedOut }
+
+// Share is a shard's part of a number of sessions: the parts of all shards add
+// up to it.
+func Share(all, shard, shards int) int { return (all + shards - 1 - shard) / shards }
 
 // Result is what became of a phase.
 type Result struct {
@@ -197,12 +207,17 @@ func newPlayer(ctx context.Context, o Options) (*player, error) {
 	o.MaxRecovery = cmp.Or(o.MaxRecovery, DefaultMaxRecovery)
 	o.EventLimit = cmp.Or(o.EventLimit, openai.DefaultEventLimit)
 	o.TurnsPerSession = cmp.Or(o.TurnsPerSession, 1)
+	o.Shards = cmp.Or(o.Shards, 1)
 	if o.Concurrency == 0 {
 		o.Concurrency = 1
 		if o.RequestRate > 0 {
 			o.Concurrency = DefaultMaxInFlight
 		}
 	}
+	if o.Shard < 0 || o.Shard >= o.Shards || o.Shards > 1 && o.Concurrency < o.Shards {
+		return nil, fmt.Errorf("play: shard %d of %d at concurrency %d: each shard must play a conversation at a time, and they are numbered from 0", o.Shard, o.Shards, o.Concurrency)
+	}
+	o.Concurrency = Share(o.Concurrency, o.Shard, o.Shards)
 	if o.Start.IsZero() {
 		o.Start = time.Now()
 	}
@@ -230,11 +245,11 @@ func (p *player) now() time.Duration { return time.Since(p.Start) }
 func (p *player) closedLoop() {
 	var workers sync.WaitGroup
 	var next atomic.Int64
-	for range min(p.Concurrency, p.Sessions) {
+	for range min(p.Concurrency, Share(p.Sessions, p.Shard, p.Shards)) {
 		workers.Go(func() {
 			ready := p.now()
 			for p.ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
+				i := (int(next.Add(1))-1)*p.Shards + p.Shard
 				if i >= p.Sessions {
 					return
 				}
@@ -251,11 +266,12 @@ func (p *player) openLoop() {
 	started := 0
 	for at := range workload.Arrivals(p.Seed, p.RequestRate/p.TurnsPerSession) {
 		planned := p.begun + at
-		if started == p.Sessions || !p.sleepUntil(planned) {
+		if started == p.Sessions || started%p.Shards == p.Shard && !p.sleepUntil(planned) {
 			break
 		}
-		number := p.FirstSession + started
-		sessions.Go(func() { p.play(number, planned) })
+		if number := p.FirstSession + started; started%p.Shards == p.Shard {
+			sessions.Go(func() { p.play(number, planned) })
+		}
 		started++
 	}
 	sessions.Wait()
@@ -384,7 +400,7 @@ func (p *player) fail(err error) {
 
 func (p *player) progress() Progress {
 	return Progress{
-		Phase: p.Phase, Elapsed: p.now() - p.begun, Sessions: p.Sessions, SessionsDone: int(p.done.Load()), InFlight: int(p.inFlight.Load()),
+		Phase: p.Phase, Elapsed: p.now() - p.begun, Sessions: Share(p.Sessions, p.Shard, p.Shards), SessionsDone: int(p.done.Load()), InFlight: int(p.inFlight.Load()),
 		Ops:    Counts{OK: p.ok.Load(), Failed: p.failed.Load(), Cancelled: p.cancelled.Load(), TimedOut: p.timedOut.Load()},
 		Chunks: p.chunks.Load(),
 	}

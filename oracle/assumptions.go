@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +32,7 @@ const (
 	thatOnTime   = "requests were sent on time"
 	thatRan      = "the client never stood still"
 	thatKeptUp   = "the client kept up"
+	thatTogether = "the shards began together"
 	thatAlone    = "the control arm ran alone"
 	thatCold     = "the control arm ran cold"
 	thatHit      = "the cache was hit"
@@ -48,6 +50,7 @@ var stands = map[string]Evidence{
 	thatOnTime:   Times,
 	thatRan:      Replies,
 	thatKeptUp:   Connections,
+	thatTogether: Connections,
 	thatAlone:    Times,
 	thatCold:     Times,
 	thatHit:      Times,
@@ -63,6 +66,9 @@ func (j *judgement) assumptions(truncated bool) []Assumption {
 		out = append(out, a)
 	}
 	out = append(out, j.clientRan(), j.clientKeptUp())
+	if a, ok := j.beganTogether(); ok {
+		out = append(out, a)
+	}
 	if a, ok := j.controlAlone(); ok {
 		out = append(out, a)
 	}
@@ -157,20 +163,44 @@ func (j *judgement) wereJudged() Assumption {
 }
 
 // reachedConcurrency says for how much of the time as many requests were open
-// as planned. A session that waits by plan counts as open; the time after
-// which too few sessions are left doesn't count.
+// as planned, over all and in each shard.
 func (j *judgement) reachedConcurrency() (Assumption, bool) {
-	planned := j.header.Concurrency
-	if planned <= 1 {
-		return Assumption{}, false
-	}
 	sessions := map[int][]*row{}
 	for i := range j.rec.rows {
 		if w := &j.rec.rows[i]; w.phase == history.Main {
 			sessions[w.session] = append(sessions[w.session], w)
 		}
 	}
-	total := max(j.header.Sessions, len(sessions))
+	for _, ops := range sessions {
+		slices.SortFunc(ops, func(a, b *row) int { return cmp.Compare(a.sent, b.sent) })
+	}
+	a, ok := reached(sessions, j.header.Concurrency, j.header.Sessions)
+	for k, n := 0, len(j.header.Shards); k < n && ok && a.Holds; k++ {
+		own := map[int][]*row{}
+		for session, ops := range sessions {
+			if session%n == k {
+				own[session] = ops
+			}
+		}
+		if s, ok := reached(own, share(j.header.Concurrency, k, n), share(j.header.Sessions, k, n)); ok && !s.Holds {
+			s.Found = fmt.Sprintf("shard %d: %s", k, s.Found)
+			return s, true
+		}
+	}
+	return a, ok
+}
+
+// share is a shard's part of a number of sessions.
+func share(all, shard, shards int) int { return (all + shards - 1 - shard) / shards }
+
+// reached looks at some sessions, with the ops of each in the order of sending.
+// A session that waits by plan counts as open; the time after which too few
+// sessions are left doesn't count.
+func reached(sessions map[int][]*row, planned, total int) (Assumption, bool) {
+	if planned <= 1 {
+		return Assumption{}, false
+	}
+	total = max(total, len(sessions))
 	planned = min(planned, total)
 	target := max(2, int(reachedLoad*float64(planned)))
 
@@ -180,7 +210,6 @@ func (j *judgement) reachedConcurrency() (Assumption, bool) {
 	}
 	var steps []step
 	for _, ops := range sessions {
-		slices.SortFunc(ops, func(a, b *row) int { return cmp.Compare(a.sent, b.sent) })
 		var end time.Duration
 		for i, w := range ops {
 			if i > 0 && w.planned > end {
@@ -223,17 +252,51 @@ func (j *judgement) sentOnTime() (Assumption, bool) {
 	if j.header.RequestRate <= 0 || late.n == 0 {
 		return Assumption{}, false
 	}
+	who := ""
+	if n := len(j.header.Shards); n > 1 { // one that is late may hide among those that aren't
+		shards := make([]durations, n)
+		for i := range j.rec.rows {
+			if w := &j.rec.rows[i]; w.phase == history.Main && w.session >= 0 {
+				shards[w.session%n].add(w.sent - w.planned)
+			}
+		}
+		for k := range shards {
+			if shards[k].quantile(0.99) > late.quantile(0.99) {
+				late, who = &shards[k], fmt.Sprintf("shard %d was the latest: ", k)
+			}
+		}
+	}
 	p99 := late.quantile(0.99)
 	return Assumption{
 		Name: thatOnTime, Otherwise: Inconclusive,
 		Holds: p99 <= lateLimit,
-		Found: fmt.Sprintf("99%% were at most %s late, the worst %s", term.Duration(p99), term.Duration(late.max)),
+		Found: fmt.Sprintf("%s99%% were at most %s late, the worst %s", who, term.Duration(p99), term.Duration(late.max)),
 		Hint:  "lower --request-rate, or give the client more cores",
 	}, true
 }
 
-// client is what the ticks say of the client in the main phase.
+// beganTogether says that the shards' times may be compared.
+func (j *judgement) beganTogether() (Assumption, bool) {
+	if len(j.header.Shards) == 0 {
+		return Assumption{}, false
+	}
+	var within time.Duration
+	for _, s := range j.header.Shards {
+		within = max(within, time.Duration(s.WithinUS)*time.Microsecond)
+	}
+	return Assumption{
+		Name: thatTogether, Otherwise: Inconclusive,
+		Holds: within <= lateLimit,
+		Found: fmt.Sprintf("%d shards began within %s of each other", len(j.header.Shards), term.Duration(within)),
+		Hint:  "look at the network between the shards and the one who tells them to begin",
+	}, true
+}
+
+// client is what the ticks say of the client, or one of its shards, in the main
+// phase.
 type client struct {
+	who       string // in front of what is found
+	shard     string // its number; empty for the whole
 	inMain    bool
 	ticks     int
 	busy      int             // ticks that were
@@ -245,6 +308,15 @@ type client struct {
 	cores     int
 }
 
+func newClients(h history.Header) []client {
+	clients := []client{{cores: h.Cores}}
+	for _, s := range h.Shards {
+		k := strconv.Itoa(s.Number)
+		clients = append(clients, client{who: "shard " + k + " on " + clip(s.Host, 60) + ": ", shard: k, cores: s.Cores})
+	}
+	return clients
+}
+
 func (c *client) event(e *history.Event) {
 	switch {
 	case e.Kind == history.Started && history.Phase(e.Name) == history.Main:
@@ -252,35 +324,47 @@ func (c *client) event(e *history.Event) {
 	case e.Kind == history.Ended && history.Phase(e.Name) == history.Main:
 		c.gap = max(c.gap, e.At-c.last)
 		c.inMain = false
-	case e.Kind == history.Tick && c.inMain:
+	case c.inMain && (c.shard == "" && e.Kind == history.Tick || c.shard != "" && e.Kind == history.ShardTick && c.shard == e.Name):
+		// Where shards share a machine, what all of them used of it counts.
+		cpu := max(e.Values["cpu"], e.Values["host_cpu"])
 		late := time.Duration(e.Values["late_ms"] * float64(time.Millisecond))
 		c.ticks++
 		c.gap = max(c.gap, e.At-c.last)
 		c.last = e.At
 		c.worstLate = max(c.worstLate, late)
-		c.mostCPU = max(c.mostCPU, e.Values["cpu"])
+		c.mostCPU = max(c.mostCPU, cpu)
 		c.lates = append(c.lates, late)
-		if c.cores > 0 && e.Values["cpu"] >= busyShare*float64(c.cores) {
+		if c.cores > 0 && cpu >= busyShare*float64(c.cores) {
 			c.busy++
 		}
 	}
 }
 
-// clientRan says that the client never stood still.
+// clientRan says that the client never stood still, nor any of its shards.
 func (j *judgement) clientRan() Assumption {
-	c := &j.client
+	c := slices.MaxFunc(j.clients, func(a, b client) int { return cmp.Compare(max(a.gap, a.worstLate), max(b.gap, b.worstLate)) })
 	return Assumption{
 		Name: thatRan, Otherwise: Inconclusive,
 		Holds: max(c.gap, c.worstLate) <= standstill,
-		Found: fmt.Sprintf("its own clock ticked %d times, with at most %s between two", c.ticks, term.Duration(c.gap)),
+		Found: fmt.Sprintf("%sits own clock ticked %d times, with at most %s between two", c.who, c.ticks, term.Duration(c.gap)),
 		Hint:  "run again on a machine that isn't suspended and has a core to spare",
 	}
 }
 
-// clientKeptUp says that it was the server that was loaded, not the client.
+// clientKeptUp says that it was the server that was loaded, not the client. The
+// first that didn't keep up speaks for all, the whole before its shards.
 func (j *judgement) clientKeptUp() Assumption {
-	c := &j.client
-	limit, late := j.lateLimit(), 0
+	limit := j.lateLimit()
+	for i := range j.clients {
+		if a := j.clients[i].keptUp(limit); !a.Holds {
+			return a
+		}
+	}
+	return j.clients[0].keptUp(limit)
+}
+
+func (c *client) keptUp(limit time.Duration) Assumption {
+	late := 0
 	for _, l := range c.lates {
 		if l > limit {
 			late++
@@ -290,8 +374,8 @@ func (j *judgement) clientKeptUp() Assumption {
 		Name: thatKeptUp, Otherwise: Inconclusive,
 		// One hiccup is no saturation, however short the run.
 		Holds: late <= max(1, int(lateTicks*float64(c.ticks))) && c.busy <= max(1, c.ticks/2),
-		Found: fmt.Sprintf("%d of %d ticks came more than %s late (the worst %s); it used at most %.1f of %d cores",
-			late, c.ticks, term.Duration(limit), term.Duration(c.worstLate), c.mostCPU, c.cores),
+		Found: fmt.Sprintf("%s%d of %d ticks came more than %s late (the worst %s); it used at most %.1f of %d cores",
+			c.who, late, c.ticks, term.Duration(limit), term.Duration(c.worstLate), c.mostCPU, c.cores),
 		Hint: "lower the load, or run the client on a machine of its own",
 	}
 }

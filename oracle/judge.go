@@ -76,7 +76,7 @@ type judgement struct {
 	running   []*running
 	crashes   []Crash
 	phases    phases
-	client    client
+	clients   []client // the whole, then each shard, where there are several
 	counts    counts
 	legs      legs
 	logs      logs
@@ -98,7 +98,7 @@ type Crash struct {
 }
 
 func newJudgement(h history.Header, oracles []Oracle) *judgement {
-	j := &judgement{header: h, rec: newRecorder(), client: client{cores: h.Cores}}
+	j := &judgement{header: h, rec: newRecorder(), clients: newClients(h)}
 	for _, o := range oracles {
 		w := &running{oracle: o}
 		j.running = append(j.running, w)
@@ -121,7 +121,9 @@ func (j *judgement) op(op *history.Op) {
 
 func (j *judgement) event(e *history.Event) {
 	j.phases.event(e)
-	j.client.event(e)
+	for i := range j.clients {
+		j.clients[i].event(e)
+	}
 	j.logs.event(e)
 	j.counts.event(e)
 	for _, w := range j.running {
