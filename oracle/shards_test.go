@@ -80,12 +80,12 @@ func TestShardsReachConcurrency(t *testing.T) {
 				if session >= 40 {
 					from += 10 * time.Second
 				}
-				end := from + time.Second
+				planned, end := from, from+time.Second
 				if idle && session%10 == 1 {
-					end = from + 300*time.Millisecond // one in ten of all, one in five of shard 1
+					planned, end = from-700*time.Millisecond, from+300*time.Millisecond // one in ten of all, one in five of shard 1
 				}
 				id++
-				j.op(&history.Op{ID: id, Phase: history.Main, Session: session, Turn: turn, Planned: from, Sent: from, LastByte: end, Outcome: history.OK})
+				j.op(&history.Op{ID: id, Phase: history.Main, Session: session, Turn: turn, Planned: planned, Sent: from, LastByte: end, Outcome: history.OK})
 			}
 		}
 		a, _ := j.reachedConcurrency()
