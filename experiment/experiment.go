@@ -22,7 +22,6 @@ import (
 
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/load"
-	"github.com/culprit-project/culprit/openai"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/target"
 	"github.com/culprit-project/culprit/workload"
@@ -51,6 +50,7 @@ type Plan struct {
 	NoStream    bool                       `json:"no_stream,omitempty"`
 	ExtraBody   map[string]json.RawMessage `json:"extra_body,omitempty"`
 	HeaderNames []string                   `json:"header_names,omitempty"`
+	Shards      int                        `json:"shards,omitempty"` // how many processes play the main phase together; 0 is this one alone
 	Replay      *Replay                    `json:"replay,omitempty"` // what is played instead of the workload, which is then the one it came from
 }
 
@@ -75,7 +75,9 @@ type Options struct {
 	Progress func(Progress)
 	// Watch, if there is one, puts what else happens into the history, until
 	// its context ends. start is the history's time 0.
-	Watch  func(ctx context.Context, start time.Time, emit func(*history.Event) error)
+	Watch func(ctx context.Context, start time.Time, emit func(*history.Event) error)
+	// Shards starts those of the plan. nil plays a plan's shards as one.
+	Shards Shards
 	Ops    func(oracle.OpResult) // is told of what became of each op, once it was judged; nil for nobody
 	Logger *slog.Logger
 }
@@ -107,7 +109,11 @@ func Run(ctx context.Context, o Options) (*oracle.Verdict, error) {
 	if err := record(ctx, o); err != nil {
 		return nil, err
 	}
-	return judge(o.Dir, o.Ops)
+	v, err := judge(o.Dir, o.Ops)
+	if err == nil && o.sharded() {
+		err = os.RemoveAll(filepath.Dir(shardsBase(o.Dir))) // the history has it all
+	}
+	return v, err
 }
 
 // makeDir makes a run directory. One that holds nothing but the logs of the
@@ -140,7 +146,14 @@ func record(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	writer, err := history.Create(filepath.Join(o.Dir, HistoryFile), header)
+	path := filepath.Join(o.Dir, HistoryFile)
+	if o.sharded() {
+		path = shardsBase(o.Dir)
+		if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("make run directory: %w", err)
+		}
+	}
+	writer, err := history.Create(path, header)
 	if err != nil {
 		return err
 	}
@@ -154,6 +167,14 @@ func record(ctx context.Context, o Options) (err error) {
 		defer end()
 	}
 
+	var shards *conductor
+	if o.sharded() {
+		shards, err = startShards(ctx, &o, header, func(number int) string { return shardHistory(o.Dir, number) })
+		if err != nil {
+			return err
+		}
+		defer shards.close()
+	}
 	live := oracle.NewLive(header)
 	progress := func(p load.Progress) {
 		if o.Progress != nil {
@@ -161,33 +182,27 @@ func record(ctx context.Context, o Options) (err error) {
 			o.Progress(Progress{p, main, control})
 		}
 	}
-	server := target.Server{BaseURL: o.Plan.BaseURL, Header: o.Header, Client: http.DefaultClient}
-	ids := new(atomic.Int64)
-	phase := load.Options{
-		BaseURL: o.Plan.BaseURL, Header: o.Header, Model: o.Plan.Model, ExtraBody: o.Plan.ExtraBody,
-		NoStream: o.Plan.NoStream, Timeout: time.Duration(o.Plan.TimeoutMS) * time.Millisecond,
-		Workload: w, Seed: o.Plan.Workload.Seed, History: writer, Start: header.Started, NextID: ids,
-		Progress: progress, Logger: o.Logger,
-		Suspect: func(op *history.Op, _ *openai.Reply) bool {
-			return live.Op(op) || op.Outcome == history.Failed || op.Outcome == history.TimedOut
-		},
-	}
-	flush := func() error {
-		ctx, cancel := context.WithTimeout(ctx, flushTimeout)
-		defer cancel()
-		note := noteWarm
-		if by := server.FlushCache(ctx); by != "" {
-			note = noteCold + by
-		}
-		return writer.Event(&history.Event{At: time.Since(header.Started), Kind: history.Log, Name: "cache", Text: note})
-	}
+	main := mainPhase(&o.Plan, w, live)
+	main.Header, main.History, main.Start, main.NextID = o.Header, writer, header.Started, new(atomic.Int64)
+	main.Progress, main.Logger = progress, o.Logger
 
 	if o.Plan.Control > 0 {
+		server := target.Server{BaseURL: o.Plan.BaseURL, Header: o.Header, Client: http.DefaultClient}
+		flush := func() error {
+			ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+			defer cancel()
+			note := noteWarm
+			if by := server.FlushCache(ctx); by != "" {
+				note = noteCold + by
+			}
+			return writer.Event(&history.Event{At: time.Since(header.Started), Kind: history.Log, Name: "cache", Text: note})
+		}
 		if err := flush(); err != nil {
 			return err
 		}
-		control := phase
+		control := main
 		control.Phase, control.Alone, control.Concurrency, control.Sessions = history.Control, true, 1, o.Plan.Control
+		control.RequestRate, control.HealthEvery, control.Recovery = 0, 0, nil
 		result, err := load.Run(ctx, control)
 		if err != nil || result.Stopped != "" {
 			return err
@@ -197,21 +212,16 @@ func record(ctx context.Context, o Options) (err error) {
 		}
 	}
 
-	main := phase
-	main.Phase, main.Sessions = history.Main, o.Plan.Workload.Sessions
-	main.Concurrency, main.RequestRate = o.Plan.Concurrency, o.Plan.RequestRate
-	main.TurnsPerSession = float64(o.Plan.Workload.Rounds)
-	if r := o.Plan.Replay; r != nil {
-		main.Sessions = r.Rows
-		if r.Timed {
-			main.Concurrency = r.Rows // each waits for its time
-		}
+	if shards == nil {
+		_, err = load.Run(ctx, main)
+		return err
 	}
-	main.HealthEvery = healthEvery
-	main.Sentinel = openai.ChatRequest{Messages: []openai.Message{{Role: "user", Content: sentinelMessage}}, MaxTokens: 1}
-	main.Recovery = recovery(w, main.Sessions)
-	_, err = load.Run(ctx, main)
-	return err
+	return shards.play(ctx, header.Started, func(p Progress) {
+		if o.Progress != nil {
+			_, p.Control = live.Counts()
+			o.Progress(p)
+		}
+	}, func(list []history.Shard) error { return WriteJSON(shardsFile(o.Dir), list) })
 }
 
 // recovery takes the first turns of sessions that the run doesn't play: plain
@@ -244,6 +254,9 @@ func (p *Plan) header(now time.Time) (history.Header, error) {
 func Judge(dir string) (*oracle.Verdict, error) { return judge(dir, nil) }
 
 func judge(dir string, ops func(oracle.OpResult)) (*oracle.Verdict, error) {
+	if err := mergeShards(dir); err != nil {
+		return nil, err
+	}
 	r, err := history.Open(filepath.Join(dir, HistoryFile))
 	if err != nil {
 		return nil, err

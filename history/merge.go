@@ -389,13 +389,14 @@ func (m *merge) end(w *Writer) error {
 	if err := m.flush(w); err != nil {
 		return err
 	}
+	var lost []string
 	for _, p := range m.parts[1:] {
 		if p.Lost != "" || !p.ended {
-			m.why = append(m.why, fmt.Sprintf("shard %d of %d was lost: %s", p.Number, len(m.parts)-1, cmp.Or(p.Lost, "its history has no end")))
+			lost = append(lost, fmt.Sprintf("shard %d of %d was lost: %s", p.Number, len(m.parts)-1, cmp.Or(p.Lost, "its history has no end")))
 		}
 	}
 	if !m.main {
 		return nil
 	}
-	return w.Event(&Event{At: m.last, Kind: Ended, Name: string(Main), Text: strings.Join(m.why, "; ")})
+	return w.Event(&Event{At: m.last, Kind: Ended, Name: string(Main), Text: strings.Join(append(lost, m.why...), "; ")})
 }

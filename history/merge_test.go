@@ -174,7 +174,7 @@ func TestMergeLost(t *testing.T) {
 	_, ops, events := readMerged(t, base, Part{whole, Shard{Number: 0}}, Part{cut, Shard{Number: 1, Lost: "signal: killed"}},
 		Part{cut + "-none", Shard{Number: 2}}, Part{empty, Shard{Number: 3}})
 	last := events[len(events)-1]
-	want := "shard 0: stopped; shard 1 of 4 was lost: signal: killed; shard 2 of 4 was lost: it left no history; shard 3 of 4 was lost: it left no history"
+	want := "shard 1 of 4 was lost: signal: killed; shard 2 of 4 was lost: it left no history; shard 3 of 4 was lost: it left no history; shard 0: stopped"
 	if last.Kind != Ended || last.Text != want || len(ops) < 2 {
 		t.Errorf("%d ops, the last event %+v", len(ops), last)
 	}

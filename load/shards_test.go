@@ -18,7 +18,9 @@ import (
 // sent is what was sent when, in the order of the plan.
 func sent(m *memory) []string {
 	ops := slices.Clone(m.ops)
-	slices.SortFunc(ops, func(a, b history.Op) int { return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn)) })
+	slices.SortFunc(ops, func(a, b history.Op) int {
+		return cmp.Or(cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn))
+	})
 	var list []string
 	for _, op := range ops {
 		list = append(list, fmt.Sprintf("session %d turn %d at %v", op.Session, op.Turn, op.Planned))

@@ -45,6 +45,7 @@ type commands struct {
 	Watch     watchCommand     `cmd:"" help:"A canary for production: self-checking conversations for ever, and an alarm that can be trusted."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
+	Shard     shardCommand     `cmd:"" hidden:""`
 	Simulate  simulateCommand  `cmd:"" hidden:"" help:"Hunt on synthetic servers, thousands of times, and print what it took."`
 	Version   versionCommand   `cmd:"" help:"Print the version."`
 

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,11 +40,12 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"waitfile": waitFile,
-			"cutfile":  cutFile,
-			"waitops":  waitOps,
-			"freeport": setFreePort,
-			"expand":   expand,
+			"waitfile":  waitFile,
+			"cutfile":   cutFile,
+			"waitops":   waitOps,
+			"freeport":  setFreePort,
+			"expand":    expand,
+			"killshard": killShard,
 		},
 	})
 }
@@ -123,6 +125,36 @@ func cutFile(ts *testscript.TestScript, neg bool, args []string) {
 	info, err := os.Stat(path)
 	ts.Check(err)
 	ts.Check(os.Truncate(path, info.Size()-n))
+}
+
+// killShard kills one of the shards that work in the script's directory with
+// SIGKILL, or waits until there is none: killshard, ! killshard.
+func killShard(ts *testscript.TestScript, neg bool, _ []string) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		paths, err := filepath.Glob("/proc/[0-9]*/cwd")
+		ts.Check(err)
+		found := false
+		for _, path := range paths {
+			dir, err := os.Readlink(path)
+			command, err2 := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+			if err != nil || err2 != nil || dir != ts.Getenv("WORK") || !bytes.HasSuffix(command, []byte("\x00shard\x00")) {
+				continue
+			}
+			found = true
+			if !neg {
+				pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+				ts.Check(err)
+				p, err := os.FindProcess(pid)
+				ts.Check(err)
+				ts.Check(p.Kill())
+				return
+			}
+		}
+		if neg && !found {
+			return
+		}
+	}
+	ts.Fatalf("waited in vain")
 }
 
 // fakeServer is a server that knows the right answers, since it plays the same

@@ -59,6 +59,8 @@ type runCommand struct {
 	Control         bool   `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`
 	ControlSessions int    `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
 
+	Shards int `placeholder:"N" help:"Play the load in N processes of this machine, when one has too few cores or ports (docs/scale.md)."`
+
 	Output string `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-WORKLOAD)."`
 	formatFlag
 	DryRun bool `help:"Show what would be sent, and send nothing."`
@@ -80,6 +82,13 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 	o := c.options()
 	o.Server, o.Control, o.ControlSessions = server, c.Control || c.ControlSessions > 0, c.ControlSessions
 	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, app.FreshKey()), c.Output, c.DryRun, version()
+	if c.Shards > 0 {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		o.Shards, o.StartShards = c.Shards, &app.ShardProcesses{Command: []string{self, "shard"}}
+	}
 	status, err := app.Run(ctx, o, c.output(s))
 	if err != nil {
 		return err

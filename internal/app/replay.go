@@ -83,7 +83,7 @@ func Replay(ctx context.Context, o ReplayOptions, out Output) (oracle.Status, er
 		plan.Concurrency = min(cmp.Or(o.Concurrency, replayConcurrency), rows.Sessions())
 	}
 	dir := cmp.Or(o.Output, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-replay"))
-	status, err := carryOut(ctx, o.Server, plan, rows, dir, out)
+	status, err := carryOut(ctx, o.Server, plan, rows, nil, dir, out)
 	if err != nil {
 		return "", err
 	}

@@ -95,7 +95,9 @@ type RunOptions struct {
 	ControlSessions                int
 	Timeout                        time.Duration
 	NoStream                       bool
-	ExtraBody                      string // a JSON object
+	Shards                         int               // processes that play the load together; 0 is this one alone
+	StartShards                    experiment.Shards // starts them
+	ExtraBody                      string            // a JSON object
 	Output                         string
 	DryRun                         bool
 	Tool                           string // name and version of the program
@@ -130,12 +132,12 @@ func Run(ctx context.Context, o RunOptions, out Output) (oracle.Status, error) {
 	if o.DryRun {
 		return oracle.Clean, dryRun(plan, out)
 	}
-	return carryOut(ctx, o.Server, plan, nil, o.Output, out)
+	return carryOut(ctx, o.Server, plan, nil, o.StartShards, o.Output, out)
 }
 
 // carryOut asks a server what it is, plays a plan at it and shows the report.
 // w is played instead of the plan's workload unless it is nil.
-func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Workload, dir string, out Output) (oracle.Status, error) {
+func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Workload, shards experiment.Shards, dir string, out Output) (oracle.Status, error) {
 	server := target.Server{BaseURL: plan.BaseURL, Header: s.headers(), Client: http.DefaultClient}
 	id, err := server.Identify(ctx)
 	if err != nil {
@@ -155,7 +157,7 @@ func carryOut(ctx context.Context, s Server, plan experiment.Plan, w workload.Wo
 	out.Progress.Printf("%s\n%s, model %s\n%s\n", term.Safe(plan.BaseURL), term.Safe(id.String()), term.Safe(cmp.Or(plan.Model, "as recorded")), describe(plan))
 	v, err := experiment.Run(ctx, experiment.Options{
 		Dir: dir, Plan: plan, Header: s.headers(), Workload: w, Progress: progress(out.Progress), Logger: out.Logger,
-		Watch: recordProbes(s.Probes, out.Logger),
+		Watch: recordProbes(s.Probes, out.Logger), Shards: shards,
 	})
 	if err != nil {
 		return "", err
@@ -197,6 +199,12 @@ func (o *RunOptions) plan() (experiment.Plan, error) {
 		p.Concurrency = w.Sessions
 	case o.Concurrency > w.Sessions:
 		return p, usage("--concurrency %d can't be reached with --sessions %d: each conversation has one request open at a time", o.Concurrency, w.Sessions)
+	}
+	switch {
+	case o.Shards < 0 || o.Shards > w.Sessions || o.RequestRate == 0 && o.Shards > p.Concurrency:
+		return p, usage("--shards %d of %d conversations, %d at once: each shard must have one to play", o.Shards, w.Sessions, p.Concurrency)
+	case o.Shards > 1:
+		p.Shards = o.Shards
 	}
 	if o.Control {
 		p.Control = min(cmp.Or(o.ControlSessions, w.Sessions), w.Sessions)
@@ -251,6 +259,9 @@ func describe(p experiment.Plan) string {
 			which = fmt.Sprint(p.Control)
 		}
 		text += fmt.Sprintf(", %s of them alone and cold first", which)
+	}
+	if p.Shards > 1 {
+		text += fmt.Sprintf(", in %d shards", p.Shards)
 	}
 	return text
 }

@@ -157,7 +157,7 @@ func ops(v *oracle.Verdict) int {
 // sized is a plan made smaller. It has no control: what counts are failures of
 // the kind that were told from the model's own already.
 func sized(p experiment.Plan, s shrink.Size) experiment.Plan {
-	p.Control = 0
+	p.Control, p.Shards = 0, 0
 	p.Workload.Sessions, p.Workload.Rounds, p.Workload.ContextLines, p.Workload.MaxTokens = s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens
 	if p.RequestRate == 0 {
 		p.Concurrency = s.Concurrency

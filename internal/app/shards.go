@@ -1,0 +1,81 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/culprit-project/culprit/experiment"
+)
+
+// ShardProcesses plays shards in processes of this machine. Command is this
+// program, asked for PlayShard on its standard input and output.
+type ShardProcesses struct{ Command []string }
+
+// Start starts one. A shard whose run is gone ends by itself, since its
+// standard input does.
+func (p *ShardProcesses) Start(_ context.Context, _ int, _ string) (link experiment.ShardLink, end func() error, err error) {
+	cmd := exec.Command(p.Command[0], p.Command[1:]...)
+	said := &tail{limit: 2000}
+	cmd.Stderr = said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	end = func() error {
+		in.Close() //nolint:errcheck // it may be gone
+		// One that has ended exits at once; any other stops, now that its
+		// input is at its end, or is stopped.
+		kill := time.AfterFunc(shardGrace, func() { cmd.Process.Kill() }) //nolint:errcheck // it has ended just now
+		defer kill.Stop()
+		err := cmd.Wait()
+		if text := strings.TrimSpace(said.String()); err != nil && text != "" {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+		return err
+	}
+	return experiment.StreamLink(out, in), end, nil
+}
+
+// PlayShard plays the shard that a run asks for on in.
+func PlayShard(ctx context.Context, in io.Reader, out io.Writer) error {
+	return experiment.PlayShard(ctx, experiment.StreamLink(in, out), experiment.ShardOptions{})
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu    sync.Mutex
+	limit int
+	b     bytes.Buffer
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b.Write(b)
+	if over := t.b.Len() - t.limit; over > 0 {
+		t.b.Next(over)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.String()
+}
+
+// shardGrace is how long a shard may take to close its history.
+const shardGrace = 5 * time.Second
