@@ -231,7 +231,7 @@ func (m *merge) number() error {
 func (m *merge) close() {
 	for _, p := range m.parts {
 		if p.reader != nil {
-			p.reader.Close() //nolint:errcheck // it was only read
+			p.reader.Close()
 		}
 	}
 }

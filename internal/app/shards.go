@@ -19,8 +19,8 @@ type ShardProcesses struct{ Command []string }
 
 // Start starts one. A shard whose run is gone ends by itself, since its
 // standard input does.
-func (p *ShardProcesses) Start(_ context.Context, _ int, _ string) (link experiment.ShardLink, end func() error, err error) {
-	cmd := exec.Command(p.Command[0], p.Command[1:]...)
+func (p *ShardProcesses) Start(ctx context.Context, _ int, _ string) (link experiment.ShardLink, end func() error, err error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), p.Command[0], p.Command[1:]...)
 	said := &tail{limit: 2000}
 	cmd.Stderr = said
 	in, err := cmd.StdinPipe()
@@ -35,7 +35,7 @@ func (p *ShardProcesses) Start(_ context.Context, _ int, _ string) (link experim
 		return nil, nil, err
 	}
 	end = func() error {
-		in.Close() //nolint:errcheck // it may be gone
+		in.Close()
 		// One that has ended exits at once; any other stops, now that its
 		// input is at its end, or is stopped.
 		kill := time.AfterFunc(shardGrace, func() { cmd.Process.Kill() }) //nolint:errcheck // it has ended just now
