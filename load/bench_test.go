@@ -101,10 +101,15 @@ func writeGroup(interval, offset time.Duration, joining chan stream) {
 	last := fmt.Sprintf("data: "+strings.Replace(benchChunk, `"finish_reason":null`, `"finish_reason":"stop"`, 1)+"\n\ndata: [DONE]\n\n", "")
 	end := fmt.Appendf(nil, "%x\r\n%s\r\n0\r\n\r\n", len(last), last)
 	var streams []stream
+	next := time.Now()
 	for n := 0; ; n++ {
-		if interval > 0 {
-			time.Sleep(interval)
+		// A write takes time itself, so an interval counts from the last one's
+		// start; a server that is behind by more doesn't send in bursts.
+		next = next.Add(interval)
+		if time.Since(next) > interval {
+			next = time.Now()
 		}
+		time.Sleep(time.Until(next))
 		for more := true; more; {
 			select {
 			case s := <-joining:
