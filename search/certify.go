@@ -475,7 +475,9 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 	}
 	best := math.Inf(1)
 	limit = max(1.5*base, mean/8)
-	for p := limit; p < mean; p *= 1.05 {
+	// What fails half as often as the failing arm fails too: other arms of one
+	// cause do, where settings change how much runs at once.
+	for p := limit; p < mean/2; p *= 1.05 {
 		cost := size / divergence(base, p)
 		again := 5 * (cost + each/divergence(mean, p)) // of a limit that is too high
 		for i, w := range byRate {
