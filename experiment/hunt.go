@@ -76,6 +76,9 @@ type Trial struct {
 	LaunchMS    int64               `json:"launch_ms,omitempty"`
 	RunMS       int64               `json:"run_ms,omitempty"`
 	TokensPerS  float64             `json:"tokens_per_s,omitempty"` // under load
+	// Wedge says that what counts as a failure is that the server stops
+	// answering: it did so in the first trial, and nothing that it wrote was wrong.
+	Wedge bool `json:"wedge,omitempty"`
 }
 
 // believed is how many leading causes a step shows.
@@ -87,6 +90,7 @@ type Result struct {
 	// Untested are factors whose safe level never took effect, so that nothing
 	// can be said of them: they stayed as in the failing arm.
 	Untested []Unmet   `json:"untested,omitempty"`
+	Wedge    bool      `json:"wedge,omitempty"` // see [Trial]
 	Contrast *Contrast `json:"contrast,omitempty"`
 	WaysOut  []WayOut  `json:"ways_out,omitempty"` // the cheapest first
 }
@@ -128,6 +132,7 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 		step := Step{Number: number, Resumed: number <= len(done)}
 		if step.Resumed {
 			step.Trial = done[number-1]
+			h.wedge = step.Trial.Wedge
 			if !sameProposal(step.Trial.Proposal, proposal) {
 				return Result{}, fmt.Errorf("resume %s: trial %d ran %s, and this search asks for %s: it was made with other options or by another version; start anew in another directory", o.Dir, number, step.Trial.Proposal.Arm, proposal.Arm)
 			}
@@ -148,7 +153,7 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 		trials = append(trials, step.Trial)
 		h.show(step)
 	}
-	result := Result{Finding: s.Finding(), Untested: untested}
+	result := Result{Finding: s.Finding(), Untested: untested, Wedge: h.wedge}
 	dispersion := o.Search.Dispersion
 	if dispersion.CV == nil {
 		dispersion = stats.Dispersed()
@@ -263,6 +268,7 @@ type hunt struct {
 	before *target.Attestation // of the running server
 	ops    func(oracle.OpResult)
 	base   *Base // nil: all that is broken counts
+	wedge  bool  // that the server stops answering is what counts
 }
 
 func (h *hunt) show(s Step) {
@@ -457,7 +463,19 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	}
 	var movement target.Movement
 	started := time.Now()
-	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger, Watch: h.watch(server, &movement), Ops: h.ops})
+	first, judged := 0, 0 // which of the judged failed first
+	ops := func(r oracle.OpResult) {
+		if h.ops != nil {
+			h.ops(r)
+		}
+		if r.Judged {
+			judged++
+		}
+		if r.Failed && first == 0 {
+			first = judged
+		}
+	}
+	v, err := Run(ctx, Options{Dir: dir, Plan: plan, Header: h.Header, Progress: h.Load, Logger: h.Logger, Watch: h.watch(server, &movement), Ops: ops})
 	if err != nil {
 		return nil, err
 	}
@@ -474,6 +492,13 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 		return nil, err
 	}
 	t.Note, t.TokensPerS = observe(v, h.base.failures(v), t.Observation), tokensPerS(v)
+	if o := t.Observation; o.Failures > 0 && o.Failures == v.Broken.Main.Failures {
+		o.FirstFailure = min(first, o.Requests) // every failed op counts
+	}
+	if h.wedge = h.wedge || number == 1 && stopped(v) && t.Observation.Failures == 0; h.wedge {
+		t.Wedge = true
+		stuck(v, t.Observation)
+	}
 	if t.LaunchMS > 0 && t.Observation.Requests > 0 && t.RunMS > 0 {
 		t.Observation.LaunchCost = float64(t.LaunchMS) * float64(t.Observation.Requests) / float64(t.RunMS)
 	}
@@ -596,6 +621,33 @@ func tokensPerS(v *oracle.Verdict) float64 {
 		}
 	}
 	return 0
+}
+
+// stopped reports whether the server answered nobody any more, rather than
+// some late.
+func stopped(v *oracle.Verdict) bool {
+	return slices.ContainsFunc(v.Classes, func(c oracle.ClassResult) bool {
+		return c.Convicts && slices.Contains([]oracle.Class{oracle.NoTokens, oracle.HealthLies, oracle.Poisoned}, c.Class)
+	})
+}
+
+// stuck makes an observation of the server alone: it answered so many requests,
+// and then it stopped, or it didn't. It stays so until it is launched again.
+func stuck(v *oracle.Verdict, o *search.Observation) {
+	answered := 0
+	for _, p := range v.Phases {
+		if p.Phase == history.Main {
+			answered = p.Outcomes[history.OK] + p.Outcomes[history.Cancelled]
+		}
+	}
+	o.Requests, o.Failures, o.FirstFailure, o.Poisoned = answered, 0, 0, false
+	if o.Outcome == search.Wedged && !stopped(v) {
+		o.Outcome = search.Ran
+	}
+	if o.Outcome == search.Wedged {
+		o.Requests++ // the one that it stopped in
+		o.Failures, o.FirstFailure, o.Poisoned = 1, o.Requests, true
+	}
 }
 
 // observe takes from a verdict what the search counts, and says why where it

@@ -99,9 +99,14 @@ func sentences(r *experiment.Record) []string {
 				with = "With both"
 			}
 		}
-		out = append(out, fmt.Sprintf("%s %s %s of calls broke (%s of %s, in %s); %s %s of %s, in %s.",
-			with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
-			without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
+		if f.Wedge {
+			out = append(out, fmt.Sprintf("%s the server stopped answering in %s of %s; %s in %s of %s, through %s requests.",
+				with, count(k.With.Failures), counted(k.With.Launches, "launch", "launches"), without, count(k.Without.Failures), counted(k.Without.Launches, "launch", "launches"), count(k.Without.Requests)))
+		} else {
+			out = append(out, fmt.Sprintf("%s %s %s of calls broke (%s of %s, in %s); %s %s of %s, in %s.",
+				with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
+				without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
+		}
 	}
 	for _, c := range f.Causes {
 		for _, name := range slices.Sorted(maps.Keys(c.Skipped)) {

@@ -32,22 +32,24 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	port, err := freePort(ctx)
+	fault, err := faultOf(c.Fault)
 	if err != nil {
 		return err
+	}
+	var ports [3]int
+	for i := range ports {
+		if ports[i], err = freePort(ctx); err != nil {
+			return err
+		}
 	}
 	if c.Dir == "" {
 		c.Dir = filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-demo")
 	}
-	text, err := demoText(c.Fault, launcher.Supervisor[0], port)
+	path, err := app.WriteCase(c.Dir, demoText(fault, launcher.Supervisor[0], ports))
 	if err != nil {
 		return err
 	}
-	path, err := app.WriteCase(c.Dir, text)
-	if err != nil {
-		return err
-	}
-	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, Launcher: launcher, Tool: version()},
+	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, MinRate: fault.minRate, Launcher: launcher, Tool: version()},
 		app.Output{Screen: newScreen(os.Stdout), JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err
@@ -55,62 +57,137 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	return hunted(status)
 }
 
-// demoFault is what it takes for a fault to show in the demo's case, and which
-// settings it hangs on beside those of the case.
+// demoPair is a case of several processes.
+//
+//go:embed demo-pair.yaml
+var demoPair string
+
+// demoFault is what it takes for a fault to show in a case, and which settings
+// it hangs on beside those of the case.
 type demoFault struct {
-	name        string
-	when        string // added to --fault: what keeps it from showing alone
-	args        []string
-	maxTotal    int    // tokens of the cache where it fails
-	factor      string // one more, as a line of the case
-	workload    string
-	concurrency int
+	name     string
+	pair     bool     // a prefill and a decode server
+	when     string   // added to --fault: what keeps it from showing alone
+	args     []string // whatever the arm
+	tokens   int      // of the cache where it fails (65536)
+	roomy    int      // of the safe level (32768)
+	factors  []string // more of them, as lines of the case; {{name}} of those of the server become arguments
+	workload string
+	load     string
+	minRate  float64
 }
 
-const (
-	agentRound  = "kind: agent, rounds: 1, context_lines: 12"
-	agentRounds = "kind: agent, rounds: 4, sessions: 40"
-	tier        = "--hicache-ratio=8"
-)
+const tier = "--hicache-ratio=8"
 
-// demoFaults are those that one server's settings bring about. The others take
-// several servers or ranks, a slow link or clients that hang up.
+// demoFaults are those that a case's settings bring about. The others are in
+// docs/track-record.md, with what keeps them from it.
 var demoFaults = []demoFault{
-	{name: "capture-alias", workload: agentRound},
-	{name: "stale-index-k", when: "batch > 1", args: []string{tier}, maxTotal: 4096, workload: agentRounds, concurrency: 40},
-	{name: "host-stride", when: "batch > 1", args: []string{tier}, maxTotal: 4096, workload: agentRounds, concurrency: 40},
-	{name: "scatter-temporaries", when: "batch > 1", workload: agentRound, factor: `store: {suspect: [--index-k-store=scatter], safe: [--index-k-store=fused]}`},
-	{name: "missing-layer-wait", when: "batch > 1", args: []string{tier}, maxTotal: 8192, concurrency: 32, workload: "kind: evict, sessions: 32, rounds: 2, fillers: 1, filler_lines: 40, context_lines: 24"},
-	{name: "page-share", when: "batch > 1", maxTotal: 16384, workload: agentRounds, concurrency: 40},
-	{name: "first-token-swap", workload: "kind: recall, sessions: 24, rounds: 6", concurrency: 24, factor: `overlap: {suspect: [], safe: [--disable-overlap-schedule]}`},
-	{name: "depth-five", when: "batch > 1", workload: "kind: agent, sessions: 24, rounds: 1, context_lines: 12", concurrency: 24, factor: `steps: {suspect: [--num-continuous-decode-steps=5], safe: [--num-continuous-decode-steps=1]}`},
-	{name: "slow-decay", when: "requests > 100", workload: agentRounds, maxTotal: 16384, concurrency: 40},
+	{name: "capture-alias", workload: "kind: agent, rounds: 1, context_lines: 12", load: "concurrency: 80"},
+	{
+		name: "stale-index-k", when: "batch > 1", args: []string{tier}, tokens: 2560,
+		workload: "kind: agent, rounds: 4, sessions: 24", load: "concurrency: 24",
+	},
+	{
+		name: "host-stride", when: "batch > 1", args: []string{tier}, tokens: 2560,
+		workload: "kind: agent, rounds: 4, sessions: 24", load: "concurrency: 24",
+	},
+	{
+		// With prompts this long the large pool overflows too, so that only the tier's settings matter.
+		name: "token-granular-geometry", when: "batch > 1", args: []string{tier}, tokens: 8192, roomy: 16384,
+		factors:  []string{`partial: {note: parts of host pages, suspect: [--hicache-partial-pages], safe: []}`},
+		workload: "kind: evict, sessions: 24, rounds: 2, fillers: 1, filler_lines: 72, context_lines: 48", load: "concurrency: 24",
+	},
+	{
+		name: "scatter-temporaries", when: "batch > 1",
+		factors:  []string{`store: {suspect: [--index-k-store=scatter], safe: [--index-k-store=fused]}`},
+		workload: "kind: agent, rounds: 1, context_lines: 12", load: "concurrency: 80",
+	},
+	{
+		name: "missing-layer-wait", when: "batch > 1", args: []string{tier}, tokens: 8192,
+		workload: "kind: evict, sessions: 32, rounds: 2, fillers: 1, filler_lines: 40, context_lines: 24", load: "concurrency: 32",
+	},
+	{
+		name: "rank-local-gate", workload: "kind: churn, sessions: 4, rounds: 8", load: "concurrency: 1, timeout: 1s",
+		factors: []string{
+			`ranks: {note: two ranks, suspect: [--tp-size=2], safe: []}`,
+			`overlap: {note: the overlap loop, suspect: [], safe: [--disable-overlap-schedule]}`,
+		},
+	},
+	{
+		name: "early-success", pair: true, when: "batch > 1",
+		factors:  []string{`concurrency: {suspect: 16, safe: 1}`},
+		workload: "kind: agent, sessions: 16, rounds: 3",
+	},
+	{
+		// In the smaller pool the freed page is soon another's; in one that is never full it stays what it was.
+		name: "page-share", when: "batch > 1", args: []string{tier}, tokens: 8192, roomy: 16384,
+		workload: "kind: agent, rounds: 4, sessions: 40", load: "concurrency: 40",
+	},
+	{
+		name: "parser-drop", when: "batch > 1 and toggle.hold",
+		factors:  []string{`hold: {suspect: [--toggle=hold], safe: []}`, `concurrency: {suspect: 40, safe: 1}`},
+		workload: "kind: agent, rounds: 2, sessions: 40, max_tokens: 24", load: "control_sessions: 40",
+	},
+	{
+		name:     "first-token-swap",
+		factors:  []string{`overlap: {suspect: [], safe: [--disable-overlap-schedule]}`},
+		workload: "kind: recall, sessions: 24, rounds: 6", load: "concurrency: 24",
+	},
+	{
+		name: "poison", when: "batch > 4 and requests > 20 and toggle.fused",
+		factors:  []string{`fused: {suspect: [--toggle=fused], safe: []}`, `concurrency: {suspect: 24, safe: 2}`},
+		workload: "kind: agent, rounds: 2, sessions: 24, context_lines: 12",
+	},
+	{
+		name: "slow-decay", when: "requests > 60", tokens: 16384,
+		workload: "kind: agent, rounds: 4, sessions: 32", load: "concurrency: 32",
+	},
+	{
+		name: "depth-five", when: "batch > 1",
+		factors:  []string{`steps: {suspect: 5, safe: 1, levels: [1, 2, 4, 5, 6, 8], attest: 'server_info.num_continuous_decode_steps == int(level)'}`},
+		args:     []string{"--num-continuous-decode-steps", `"{{steps}}"`},
+		workload: "kind: agent, sessions: 24, rounds: 1, context_lines: 12", load: "concurrency: 24",
+	},
+	{
+		name: "batch-numerics", args: []string{"--load-format=dummy"}, minRate: 0.02,
+		workload: "kind: churn, sessions: 16, rounds: 3, copy_lines: 4, context_lines: 4", load: "concurrency: 16, control_sessions: 16",
+	},
 }
 
 // demoText is the case in which a fault is hunted.
-func demoText(name, self string, port int) (string, error) {
-	i := slices.IndexFunc(demoFaults, func(f demoFault) bool { return f.name == name })
-	if i < 0 {
-		var names []string
-		for _, f := range demoFaults {
-			names = append(names, f.name)
-		}
-		return "", app.Usage("demo: no fault %q here; there are %s (culprit lab faults lists those that take more than one server's settings too)", name, strings.Join(names, ", "))
-	}
-	f := demoFaults[i]
+func demoText(f *demoFault, self string, ports [3]int) string {
 	spec := f.name
 	if f.when != "" {
 		spec += ",when=" + f.when
 	}
-	args, more := slices.Clone(f.args), ""
-	if f.factor != "" {
-		factor, _, _ := strings.Cut(f.factor, ":")
-		args, more = append(args, `"{{`+factor+`}}"`), f.factor
+	args := slices.Clone(f.args)
+	for _, line := range f.factors {
+		factor, _, _ := strings.Cut(line, ":")
+		if template := `"{{` + factor + `}}"`; factor != "concurrency" && !slices.Contains(args, template) {
+			args = append(args, template)
+		}
+	}
+	text := demoCase
+	if f.pair {
+		text = demoPair
 	}
 	return strings.NewReplacer(
-		"SELF", strconv.Quote(self), "PORT", strconv.Itoa(port), "FAULT", spec, "ARGS", strings.Join(args, ", "), "MORE", more,
-		"MAX_TOTAL", strconv.Itoa(cmp.Or(f.maxTotal, 65536)), "WORKLOAD", f.workload, "CONCURRENCY", strconv.Itoa(cmp.Or(f.concurrency, 80)),
-	).Replace(demoCase), nil
+		"SELF", strconv.Quote(self), "PORT", strconv.Itoa(ports[0]), "PREFILL", strconv.Itoa(ports[1]), "DECODE", strconv.Itoa(ports[2]),
+		"FAULT", spec, "ARGS", strings.Join(args, ", "), "MORE", strings.Join(f.factors, "\n  "),
+		"TOKENS", strconv.Itoa(cmp.Or(f.tokens, 65536)), "ROOMY", strconv.Itoa(cmp.Or(f.roomy, 32768)), "WORKLOAD", f.workload, "LOAD", f.load,
+	).Replace(text)
+}
+
+// faultOf finds a fault of the demo.
+func faultOf(name string) (*demoFault, error) {
+	var names []string
+	for i := range demoFaults {
+		if demoFaults[i].name == name {
+			return &demoFaults[i], nil
+		}
+		names = append(names, demoFaults[i].name)
+	}
+	return nil, app.Usage("demo: no fault %q here; there are %s (culprit lab faults lists them all)", name, strings.Join(names, ", "))
 }
 
 func freePort(ctx context.Context) (int, error) {

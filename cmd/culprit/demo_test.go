@@ -19,10 +19,7 @@ func TestDemoCases(t *testing.T) {
 			if !known[f.name] {
 				t.Errorf("the lab has no such fault")
 			}
-			text, err := demoText(f.name, "/path/to a/culprit", 4711)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := demoText(&f, "/path/to a/culprit", [3]int{4711, 4712, 4713})
 			c, err := experiment.ParseCase("case.yaml", []byte(text))
 			if err != nil {
 				t.Fatalf("%v\n%s", err, text)
@@ -32,7 +29,7 @@ func TestDemoCases(t *testing.T) {
 			}
 		})
 	}
-	if _, err := demoText("nothing", "culprit", 1); err == nil {
+	if _, err := faultOf("nothing"); err == nil {
 		t.Error("a fault that isn't there has a case")
 	}
 }
