@@ -29,6 +29,7 @@ import (
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/load"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/search"
 	"github.com/culprit-project/culprit/target"
@@ -59,8 +60,29 @@ type Options struct {
 	Run     string // the run directory that shows the failure
 	Arms    []Arm  // of a hunt; none for a single run
 	Finding *experiment.Result
-	Tool    string
+	// Workload, if there is one, is what repro.py plays in place of the run's
+	// requests: a smaller one that fails too.
+	Workload *Workload
+	Tool     string
 }
+
+// Workload is one that repro.py plays, and what it was seen to do.
+type Workload struct {
+	Plan experiment.Plan
+	// Failures of Trials replies broke when it was measured; 0 of 0 says that
+	// nobody measured it.
+	Failures, Trials int
+}
+
+// requests is how many a play of it sends, about.
+func (w *Workload) requests() int { return w.Plan.Workload.Sessions * w.Plan.Workload.Rounds }
+
+// A small workload fails only in some of its plays, so repro.py has several,
+// of other seeds; of a large one fewer.
+const (
+	mostPlays    = 10
+	mostRequests = 1000
+)
 
 // Made says what a bundle has.
 type Made struct {
@@ -193,8 +215,8 @@ type turn struct {
 	Expect  history.Expect  `json:"expect"`
 }
 
-// repro writes the requests of the run as a program that sends them again.
-func (b *bundle) repro() error {
+// requests are the conversations that the run sent.
+func (b *bundle) requests() [][]turn {
 	sessions := map[int][]turn{}
 	for _, op := range b.ops {
 		if op.Outcome == history.Cancelled {
@@ -202,19 +224,80 @@ func (b *bundle) repro() error {
 		}
 		sessions[op.Session] = append(sessions[op.Session], turn{op.ID, op.Request, op.Expect})
 	}
-	switch {
-	case b.made.Masked:
-		b.made.NoRepro = "the run replays users' requests, whose text isn't in the bundle"
-		return nil
-	case len(sessions) == 0:
-		b.made.NoRepro = "the run has no requests under load"
-		return nil
-	}
 	var all [][]turn
 	for _, i := range slices.Sorted(maps.Keys(sessions)) {
 		all = append(all, sessions[i])
 	}
-	text, err := json.Marshal(all)
+	return all
+}
+
+// play is what a workload sends to a server that answers all of it right.
+func play(p experiment.Plan) ([][]turn, error) {
+	w, err := workload.New(p.Workload)
+	if err != nil {
+		return nil, err
+	}
+	o := load.Options{Model: p.Model, NoStream: p.NoStream, ExtraBody: maps.Clone(p.ExtraBody)}
+	for _, name := range secretSettings(p.ExtraBody) {
+		delete(o.ExtraBody, name)
+	}
+	var all [][]turn
+	number := int64(0)
+	for i := range p.Workload.Sessions {
+		var turns []turn
+		s := w.Session(i, false)
+		for t, ok := s.Next(nil); ok; {
+			number++
+			if t.CancelAfter > 0 || t.CancelChunks > 0 {
+				t, ok = s.Next(nil)
+				continue
+			}
+			body, err := o.Body(&t)
+			if err != nil {
+				return nil, err
+			}
+			turns = append(turns, turn{number, body, t.Expect})
+			t, ok = s.Next(workload.RightReply(t))
+		}
+		all = append(all, turns)
+	}
+	return all, nil
+}
+
+// plays are what repro.py plays, one after the other, or why there is nothing.
+func (b *bundle) plays() (plays [][][]turn, none string, err error) {
+	switch {
+	case b.Workload != nil:
+		p := b.Workload.Plan
+		for range min(mostPlays, max(1, mostRequests/b.Workload.requests())) {
+			conversations, err := play(p)
+			if err != nil {
+				return nil, "", err
+			}
+			plays = append(plays, conversations)
+			p.Workload.Seed++
+			p.Workload.RunKey = "" // the seed's own
+		}
+		return plays, "", nil
+	case b.made.Masked:
+		return nil, "the run replays users' requests, whose text isn't in the bundle", nil
+	}
+	conversations := b.requests()
+	if len(conversations) == 0 {
+		return nil, "the run has no requests under load", nil
+	}
+	return [][][]turn{conversations}, "", nil
+}
+
+// repro writes requests as a program that sends them: those of the run, or
+// those of the smaller workload.
+func (b *bundle) repro() error {
+	plays, none, err := b.plays()
+	if err != nil || none != "" {
+		b.made.NoRepro = none
+		return err
+	}
+	text, err := json.Marshal(plays)
 	if err != nil {
 		return err
 	}
@@ -230,26 +313,42 @@ func (b *bundle) repro() error {
 		return err
 	}
 	sum := sha256.Sum256(text)
-	model, err := json.Marshal(b.plan.Model)
+	plan, seen, seenWhen, what := b.plan, b.judged.Broken.Main, "in the run that failed", reproRun
+	if w := b.Workload; w != nil {
+		plan, seenWhen, what = w.Plan, "when it was shrunk", reproWorkload
+		seen.Failures, seen.Trials = w.Failures, w.Trials
+	}
+	model, err := json.Marshal(plan.Model)
 	if err != nil {
 		return err
 	}
-	timeout := 600.0
-	if b.plan.TimeoutMS > 0 {
-		timeout = float64(b.plan.TimeoutMS) / 1000
+	timeout := load.DefaultTimeout.Seconds()
+	if plan.TimeoutMS > 0 {
+		timeout = float64(plan.TimeoutMS) / 1000
 	}
-	concurrency := b.plan.Concurrency
+	concurrency := plan.Concurrency
 	if concurrency == 0 {
-		concurrency = len(all) // an open loop: as many as there can be
+		concurrency = len(plays[0]) // an open loop: as many as there can be
 	}
 	program := strings.NewReplacer(
-		"@TITLE@", pythonText(b.title()), "@CONCURRENCY@", strconv.Itoa(concurrency), "@MODEL@", string(model),
+		"@TITLE@", pythonText(b.title()), "@WHAT@", what, "@CONCURRENCY@", strconv.Itoa(concurrency), "@MODEL@", string(model),
 		"@TIMEOUT@", strconv.FormatFloat(timeout, 'f', -1, 64), "@SHA256@", hex.EncodeToString(sum[:]),
-		"@BROKEN@", strconv.Itoa(b.judged.Broken.Main.Failures), "@JUDGED@", strconv.Itoa(b.judged.Broken.Main.Trials),
+		"@BROKEN@", strconv.Itoa(seen.Failures), "@JUDGED@", strconv.Itoa(seen.Trials), "@SEEN@", seenWhen,
 		"@PACKED@", lines(base64.StdEncoding.EncodeToString(packed.Bytes()), 120),
 	).Replace(reproTemplate)
 	return b.write(ReproFile, []byte(program), 0o755)
 }
+
+// What repro.py says of itself.
+const (
+	reproRun = `It sends the very requests of the run that
+failed, as many conversations at once, and checks every reply against the only
+right answer; before that, some of the conversations one at a time, as a control.`
+	reproWorkload = `It plays a small workload, shrunk from
+the run that failed, several times with other contents, and checks every reply
+against the only right answer; before that, some of the conversations one at a
+time, as a control.`
+)
 
 // pythonText fits into a docstring.
 func pythonText(s string) string {
@@ -430,7 +529,11 @@ func (b *bundle) readme() error {
 	if b.made.NoRepro != "" {
 		fmt.Fprintf(&w, "There is no %s: %s.\n", ReproFile, b.made.NoRepro)
 	} else {
-		fmt.Fprintf(&w, "    python3 %s --base-url http://127.0.0.1:30000\n\nneeds Python alone: it sends the run's requests again, checks every reply, prints the rate under load and alone, and exits\nwith 1 when it broke under load.\n", ReproFile)
+		sends := "sends the run's requests again"
+		if s := b.Workload; s != nil {
+			sends = fmt.Sprintf("plays a workload of %d requests (%d conversations of %d rounds) several times", s.requests(), s.Plan.Workload.Sessions, s.Plan.Workload.Rounds)
+		}
+		fmt.Fprintf(&w, "    python3 %s --base-url http://127.0.0.1:30000\n\nneeds Python alone: it %s, checks every reply, prints the rate under load and alone, and exits\nwith 1 when it broke under load.\n", ReproFile, sends)
 	}
 	w.WriteString("\n## What is here\n\n")
 	for _, f := range slices.Sorted(slices.Values(append(b.made.Files, ReadmeFile))) {

@@ -3,9 +3,7 @@
 
     python3 repro.py --base-url http://127.0.0.1:30000
 
-needs Python 3.8 and nothing else. It sends the very requests of the run that
-failed, as many conversations at once, and checks every reply against the only
-right answer; before that, some of the conversations one at a time, as a control.
+needs Python 3.8 and nothing else. @WHAT@
 
 Exit code: 0 none broken, 1 broken under load, 2 it couldn't be told.
 """
@@ -27,17 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 CONCURRENCY = @CONCURRENCY@
 MODEL = @MODEL@
 TIMEOUT_S = @TIMEOUT@
-# The run that these requests are from: broken, of how many.
+# What was seen of these requests: broken, of how many.
 SEEN = (@BROKEN@, @JUDGED@)
-# JSON, packed: a list of conversations, each a list of turns with the request
-# as it was sent and what a right reply has. --list prints it.
+# JSON, packed: a list of plays, each a list of conversations, each a list of
+# turns with the request and what a right reply has. --list prints it.
 SHA256 = "@SHA256@"
 PACKED = """
 @PACKED@
 """
 
 
-def conversations():
+def packed_plays():
     text = zlib.decompress(base64.b64decode("".join(PACKED.split())))
     if hashlib.sha256(text).hexdigest() != SHA256:
         sys.exit("repro: the packed requests were changed: their SHA-256 isn't %s" % SHA256)
@@ -186,6 +184,7 @@ def main():
     p.add_argument("--model", default=MODEL, help="default: %(default)s")
     p.add_argument("--api-key", default="")
     p.add_argument("--concurrency", type=int, default=CONCURRENCY, help="conversations at once (default: %(default)s)")
+    p.add_argument("--plays", type=int, metavar="N", help="only the first N plays (default: all)")
     p.add_argument("--control", type=int, default=8, metavar="N", help="conversations that are played alone, too (default: %(default)s)")
     p.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for a reply (default: %(default)s)")
     p.add_argument("--show", type=int, default=5, metavar="N", help="broken replies of an arm to print (default: %(default)s)")
@@ -194,14 +193,17 @@ def main():
     options.base_url = options.base_url.rstrip("/")
     if options.base_url.endswith("/v1"):
         options.base_url = options.base_url[:-3]
-    sessions = conversations()
+    plays = packed_plays()[:options.plays]
     if options.list:
-        json.dump(sessions, sys.stdout, indent=1, ensure_ascii=True)
+        json.dump(plays, sys.stdout, indent=1, ensure_ascii=True)
         return 0
+    sessions = [s for play in plays for s in play]
     canaries = {t["expect"]["canary"] for s in sessions for t in s if t["expect"].get("canary")}
     total = sum(len(s) for s in sessions)
-    print("%d requests in %d conversations, %d at once; in the run that failed: %d of %d broken" % (
-        total, len(sessions), options.concurrency, SEEN[0], SEEN[1]), flush=True)
+    print("%d requests in %d conversations, %d at once%s%s" % (
+        total, len(sessions), options.concurrency,
+        ", in %d plays" % len(plays) if len(plays) > 1 else "",
+        "; @SEEN@: %d of %d broken" % SEEN if SEEN[1] else ""), flush=True)
     # Alone first: a server that doesn't recover from the load would fail both.
     forget(options)
     few = random.Random(1).sample(sessions, min(options.control, len(sessions)))
@@ -211,10 +213,15 @@ def main():
     if options.control > 0 and alone.judged == 0:
         print("INCONCLUSIVE: no reply came, even alone")
         return 2
-    forget(options)
     began = time.monotonic()
-    load = Arm(options, canaries).run(sessions, options.concurrency)
-    print("under load: %s in %.0f s" % (load.rate(), time.monotonic() - began), flush=True)
+    load, failed = Arm(options, canaries), 0
+    for play in plays:
+        forget(options)
+        before = load.broken + load.lost
+        load.run(play, options.concurrency)
+        failed += load.broken + load.lost > before
+    print("under load: %s%s in %.0f s" % (
+        load.rate(), ", in %d of %d plays" % (failed, len(plays)) if len(plays) > 1 else "", time.monotonic() - began), flush=True)
     if load.judged + load.lost == 0:
         print("INCONCLUSIVE: nothing was sent")
         return 2

@@ -107,7 +107,11 @@ func (t *target) redact(text string) string {
 	return text
 }
 
-// body is the JSON that is sent for a turn.
+// Body is the JSON that is sent for a turn.
+func (o *Options) Body(t *workload.Turn) (json.RawMessage, error) {
+	return o.body(t, !o.NoStream && !t.NoStream)
+}
+
 func (o *Options) body(t *workload.Turn, stream bool) (json.RawMessage, error) {
 	if t.Body != nil {
 		extra := o.ExtraBody

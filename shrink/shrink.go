@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/culprit-project/culprit/stats"
@@ -17,11 +18,12 @@ import (
 
 // Size is what may be made smaller.
 type Size struct {
-	Sessions     int `json:"sessions"`
-	Concurrency  int `json:"concurrency"`
-	Rounds       int `json:"rounds"`
-	ContextLines int `json:"context_lines,omitempty"`
-	MaxTokens    int `json:"max_tokens"`
+	Sessions     int     `json:"sessions"`
+	Concurrency  int     `json:"concurrency,omitempty"`  // 0 in an open loop
+	RequestRate  float64 `json:"request_rate,omitempty"` // requests a second of an open loop; 0 in a closed one
+	Rounds       int     `json:"rounds"`
+	ContextLines int     `json:"context_lines,omitempty"`
+	MaxTokens    int     `json:"max_tokens"`
 }
 
 // Requests is how many a run sends, about.
@@ -29,7 +31,12 @@ func (s Size) Requests() int { return s.Sessions * s.Rounds }
 
 func (s Size) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d sessions x %d rounds, %d at once", s.Sessions, s.Rounds, s.Concurrency)
+	fmt.Fprintf(&b, "%d sessions x %d rounds", s.Sessions, s.Rounds)
+	if s.RequestRate > 0 {
+		fmt.Fprintf(&b, ", %.3g a second", s.RequestRate)
+	} else {
+		fmt.Fprintf(&b, ", %d at once", s.Concurrency)
+	}
 	if s.ContextLines > 0 {
 		fmt.Fprintf(&b, ", %d lines", s.ContextLines)
 	}
@@ -37,24 +44,44 @@ func (s Size) String() string {
 	return b.String()
 }
 
-// smaller are the sizes to be tried next: each dimension halved, then by a
-// quarter, what saves the most requests first.
+// within says that s is no larger than t in anything.
+func (s Size) within(t Size) bool {
+	return s.Sessions <= t.Sessions && s.Concurrency <= t.Concurrency && s.RequestRate <= t.RequestRate &&
+		s.Rounds <= t.Rounds && s.ContextLines <= t.ContextLines && s.MaxTokens <= t.MaxTokens
+}
+
+// smaller are the sizes to be tried next: an eighth, a half, three quarters of
+// one dimension, those that save requests first. Each sends fewer requests, or
+// as many with less of something else, so that the search ends.
 func (s Size) smaller() []Size {
 	var out []Size
 	add := func(t Size) {
 		t.Concurrency = min(t.Concurrency, t.Sessions)
-		if t != s && t.Sessions > 0 && t.Rounds > 0 && t.Concurrency > 0 && t.MaxTokens >= minTokens {
+		if t != s && t.Sessions > 0 && t.Rounds > 0 && (t.Concurrency > 0 || t.RequestRate >= minRate) &&
+			t.MaxTokens >= minTokens && (t.ContextLines >= minLines || s.ContextLines == 0) {
 			out = append(out, t)
 		}
 	}
-	for _, share := range []int{2, 4} { // take away a half, a quarter
-		cut := func(n int) int { return n - n/share }
+	shares := []float64{0.125, 0.5, 0.75}
+	cut := func(n *int, share float64) { *n = int(math.Ceil(share * float64(*n))) }
+	for _, share := range shares {
+		t := s
+		cut(&t.Sessions, share)
+		add(t)
+		// Fewer conversations that are as long together fill a cache as the more
+		// did.
+		t.ContextLines = s.ContextLines * s.Sessions / t.Sessions
+		add(t)
+		t = s
+		cut(&t.Rounds, share)
+		add(t)
+	}
+	for _, share := range shares {
 		for _, change := range []func(*Size){
-			func(t *Size) { t.Sessions = cut(t.Sessions) },
-			func(t *Size) { t.Rounds = cut(t.Rounds) },
-			func(t *Size) { t.ContextLines = cut(t.ContextLines) },
-			func(t *Size) { t.MaxTokens = cut(t.MaxTokens) },
-			func(t *Size) { t.Concurrency = cut(t.Concurrency) },
+			func(t *Size) { cut(&t.ContextLines, share) },
+			func(t *Size) { cut(&t.MaxTokens, share) },
+			func(t *Size) { cut(&t.Concurrency, share) },
+			func(t *Size) { t.RequestRate *= share },
 		} {
 			t := s
 			change(&t)
@@ -64,22 +91,38 @@ func (s Size) smaller() []Size {
 	return out
 }
 
-// minTokens leaves a reply room for a tool call.
-const minTokens = 32
+const (
+	// minLines is what a workload's prompt has at least.
+	minLines = 2
+	// minTokens leaves a reply room for a tool call.
+	minTokens = 32
+	// minRate, in requests a second, bounds how long a run is waited for.
+	minRate = 1
+)
 
 // Outcome is what became of a run of one size.
 type Outcome struct {
 	Failures int // ops that failed as those of the run that is being shrunk
 	Ops      int
-	Dir      string
+	Sure     int // of Failures: those that no model makes by itself
+	// Alone and AloneOps are those of the same conversations played alone.
+	Alone, AloneOps int
 }
 
-// Failed says that the run showed the failure.
-func (o Outcome) Failed() bool { return o.Failures > 0 }
+// Failed says that the run showed the failure, and not the model's own mistakes:
+// more than twice as often as alone. Where it is the model, as many ops here and
+// there do so in a quarter of the runs at most.
+func (o Outcome) Failed() bool {
+	if o.AloneOps == 0 {
+		return o.Failures > 0
+	}
+	return o.Sure > 0 || o.Failures*o.AloneOps > 2*o.Alone*o.Ops
+}
 
 // Options says what a size must keep.
 type Options struct {
-	Try      func(ctx context.Context, s Size) (Outcome, error)
+	// Try plays a size; with alone also its conversations alone, as a control.
+	Try      func(ctx context.Context, s Size, alone bool) (Outcome, error)
 	Measures int // runs that the last size is measured on; 0 is DefaultMeasures
 	Runs     int // at most, before those; 0 is DefaultRuns
 	Step     func(s Size, n int, o Outcome)
@@ -89,14 +132,15 @@ type Options struct {
 // What an Options field of zero means.
 const (
 	DefaultMeasures = 10
-	DefaultRuns     = 60
+	DefaultRuns     = 100
 )
 
 // A size is kept when it seems to fail in nine runs of ten rather than in one
-// of two: A. Wald's sequential test with an error of a tenth on each side.
+// of two: A. Wald's sequential test with an error of one in nineteen on each
+// side. Five runs that fail in a row keep a size, two that don't refuse it.
 const (
 	useful, useless = 0.9, 0.5
-	decided         = 2.197 // log 9
+	decided         = 2.89 // log 18
 )
 
 // Result is the smallest size that was found, and what it is worth.
@@ -108,6 +152,7 @@ type Result struct {
 	Early    bool  `json:"ended_early,omitempty"` // the runs were used up
 	Failing  Share `json:"failing_runs"`          // of the runs that it was measured on
 	Rate     Share `json:"failing_ops"`           // of their ops, each run a cluster
+	Alone    Share `json:"failing_ops_alone"`     // the same, of the conversations played alone
 }
 
 // Share is a share with its 95% interval.
@@ -137,9 +182,9 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 		o.Runs = DefaultRuns
 	}
 	r := Result{From: from, To: from}
-	try := func(s Size) (Outcome, error) {
-		out, err := o.Try(ctx, s)
-		r.Runs, r.Requests = r.Runs+1, r.Requests+out.Ops
+	try := func(s Size, alone bool) (Outcome, error) {
+		out, err := o.Try(ctx, s, alone)
+		r.Runs, r.Requests = r.Runs+1, r.Requests+out.Ops+out.AloneOps
 		if err == nil && o.Step != nil {
 			o.Step(s, r.Runs, out)
 		}
@@ -148,7 +193,9 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	fails := func(s Size) (bool, error) {
 		evidence := 0.0
 		for {
-			out, err := try(s)
+			// The first run told the failure from the model's own mistakes. It
+			// makes others where contexts are longer or replies are cut off.
+			out, err := try(s, s.ContextLines != from.ContextLines || s.MaxTokens != from.MaxTokens)
 			if err != nil {
 				return false, err
 			}
@@ -157,7 +204,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			} else {
 				evidence += math.Log((1 - useful) / (1 - useless))
 			}
-			// At the most it takes some ten runs: the evidence moves by half a
+			// It takes some ten runs at most: the evidence moves by half a
 			// nat at least with each, and back by three times that.
 			if kept := evidence >= decided; kept || evidence <= -decided || r.Runs >= o.Runs {
 				if o.Decided != nil {
@@ -173,11 +220,18 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	case !kept:
 		return r, &NotReproducedError{from, r.Runs}
 	}
-	refused := map[Size]bool{}
+	var refused []Size
+	// What is no larger in anything than a size that was too small is too
+	// small, unless that one's contexts may have been too long for the server.
+	tooSmall := func(s Size) bool {
+		return slices.ContainsFunc(refused, func(t Size) bool {
+			return s == t || t.ContextLines <= from.ContextLines && s.within(t)
+		})
+	}
 	for shrunk := true; shrunk && r.Runs < o.Runs; {
 		shrunk = false
 		for _, s := range r.To.smaller() {
-			if refused[s] || r.Runs >= o.Runs {
+			if r.Runs >= o.Runs || tooSmall(s) {
 				continue
 			}
 			kept, err := fails(s)
@@ -188,13 +242,13 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 				r.To, shrunk = s, true
 				break
 			}
-			refused[s] = true
+			refused = append(refused, s)
 		}
 	}
 	r.Early = r.Runs >= o.Runs
-	var clusters []stats.Cluster
+	var clusters, alone []stats.Cluster
 	for range o.Measures {
-		out, err := try(r.To)
+		out, err := try(r.To, true)
 		if err != nil {
 			return r, err
 		}
@@ -202,10 +256,15 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			r.Failing.Failures++
 		}
 		clusters = append(clusters, stats.Cluster{Failures: out.Failures, Trials: out.Ops})
+		alone = append(alone, stats.Cluster{Failures: out.Alone, Trials: out.AloneOps})
 	}
 	r.Failing.Trials = o.Measures
 	r.Failing.Low, r.Failing.High = stats.Wilson(r.Failing.Failures, o.Measures, 0.95)
-	rate := stats.ClusterRate(clusters, 0.95)
-	r.Rate = Share{rate.Failures, rate.Trials, rate.Low, rate.High}
+	r.Rate, r.Alone = share(clusters), share(alone)
 	return r, nil
+}
+
+func share(runs []stats.Cluster) Share {
+	rate := stats.ClusterRate(runs, 0.95)
+	return Share{rate.Failures, rate.Trials, rate.Low, rate.High}
 }

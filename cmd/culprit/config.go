@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"github.com/culprit-project/culprit/internal/app"
 	"github.com/culprit-project/culprit/internal/nearest"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -40,6 +41,32 @@ func (c *runCommand) BeforeResolve(k *kong.Context, path *kong.Path) error {
 		return read.values[key(flag.Name)], nil
 	}))
 	return nil
+}
+
+// readWorkload reads a file as run -c does, and nothing but the file.
+func readWorkload(file string) (app.RunOptions, error) {
+	read, err := readConfig(file)
+	if err != nil {
+		return app.RunOptions{}, err
+	}
+	var c runCommand
+	parser, err := kong.New(&c, kong.Vars(app.Defaults()), kong.Resolvers(kong.ResolverFunc(
+		func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+			return read.values[key(flag.Name)], nil
+		},
+	)))
+	if err != nil {
+		return app.RunOptions{}, err
+	}
+	if err := read.check(parser.Model.Flags); err != nil {
+		return app.RunOptions{}, err
+	}
+	if _, err := parser.Parse(nil); err != nil {
+		return app.RunOptions{}, fmt.Errorf("read config %s: %w", file, err)
+	}
+	o := c.options()
+	o.Model = c.Model
+	return o, nil
 }
 
 func flagOf(path *kong.Path, name string) *kong.Flag {

@@ -9,8 +9,8 @@ import (
 type shrinkCommand struct {
 	serverFlags
 	RunDir string `arg:"" name:"run" type:"existingdir" help:"A run directory that failed."`
-	Runs   int    `default:"60" placeholder:"N" help:"At most so many runs, before the last size is measured (default: ${default})."`
-	Output string `short:"o" placeholder:"DIR" help:"Directory to create (default: runs/TIME-shrink)."`
+	Runs   int    `default:"100" placeholder:"N" help:"At most so many runs, before the last size is measured (default: ${default})."`
+	Output string `short:"o" placeholder:"DIR" help:"Directory to create (default: the run's name, with -shrink)."`
 	formatFlag
 }
 

@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,11 +13,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/goccy/go-yaml"
+
 	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/shrink"
 	"github.com/culprit-project/culprit/target"
+	"github.com/culprit-project/culprit/workload"
 )
 
 // ShrinkOptions is what shrink is asked for.
@@ -27,6 +32,17 @@ type ShrinkOptions struct {
 	Output string
 	Tool   string
 }
+
+// mostAlone is how many conversations of a run are played alone, too: they take
+// their time one after the other.
+const mostAlone = 10
+
+// The directory that shrink makes, beside the run's, and its files.
+const (
+	shrinkSuffix       = "-shrink"
+	shrinkWorkloadFile = "workload.yaml"
+	shrinkFile         = "shrink.json"
+)
 
 // Shrink finds the smallest workload that fails as a run did.
 func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
@@ -56,21 +72,27 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 	if _, err := server.Identify(ctx); err != nil {
 		return &NoVerdictError{fmt.Errorf("%w\nIs the server up, as it was when it failed?", err)}
 	}
-	dir := cmp.Or(o.Output, filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-shrink"))
+	dir := cmp.Or(o.Output, filepath.Clean(o.Run)+shrinkSuffix)
 	if _, err := os.Stat(dir); err == nil {
 		return usage("shrink: %s exists; choose another directory with --output", dir)
 	}
 	from := shrink.Size{
-		Sessions: plan.Workload.Sessions, Concurrency: cmp.Or(plan.Concurrency, plan.Workload.Sessions), Rounds: plan.Workload.Rounds,
+		Sessions: plan.Workload.Sessions, Rounds: plan.Workload.Rounds, RequestRate: plan.RequestRate,
 		ContextLines: plan.Workload.ContextLines, MaxTokens: plan.Workload.MaxTokens,
+	}
+	if plan.RequestRate == 0 {
+		from.Concurrency = cmp.Or(plan.Concurrency, plan.Workload.Sessions)
 	}
 	out.Progress.Printf("shrinking %s\nas long as %s shows in nine runs of ten\n", from, strings.Join(classes, ", "))
 	n := 0
 	result, err := shrink.Search(ctx, from, shrink.Options{
 		Runs: o.Runs,
-		Try: func(ctx context.Context, s shrink.Size) (shrink.Outcome, error) {
+		Try: func(ctx context.Context, s shrink.Size, alone bool) (shrink.Outcome, error) {
 			n++
 			p := sized(plan, s)
+			if alone {
+				p.Control = min(s.Sessions, mostAlone)
+			}
 			p.Workload.Seed += uint64(n)
 			p.Workload.RunKey = FreshKey()
 			run := filepath.Join(dir, fmt.Sprintf("%03d", n))
@@ -81,16 +103,14 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 			if err != nil {
 				return shrink.Outcome{}, err
 			}
-			o := shrink.Outcome{Ops: ops(v), Dir: run}
-			for _, c := range v.Classes {
-				if slices.Contains(classes, string(c.Class)) {
-					o.Failures += c.Main.Failures
-				}
-			}
-			return o, nil
+			return shown(v, classes, alone), nil
 		},
 		Step: func(s shrink.Size, n int, o shrink.Outcome) {
-			out.Progress.Progress(fmt.Sprintf("run %d: %d of %d failed; %s", n, o.Failures, o.Ops, s))
+			alone := ""
+			if o.AloneOps > 0 {
+				alone = fmt.Sprintf(", alone %d of %d", o.Alone, o.AloneOps)
+			}
+			out.Progress.Progress(fmt.Sprintf("run %d: %d of %d failed%s; %s", n, o.Failures, o.Ops, alone, s))
 		},
 		Decided: func(s shrink.Size, kept bool) {
 			what := "too small"
@@ -106,11 +126,15 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 	if err != nil {
 		return err
 	}
-	config := filepath.Join(dir, "workload.yaml")
-	if err := os.WriteFile(config, []byte(shrunkConfig(plan, result, o.Run)), 0o644); err != nil {
+	config := filepath.Join(dir, shrinkWorkloadFile)
+	text, err := shrunkConfig(plan, result, o.Run)
+	if err != nil {
 		return err
 	}
-	if err := experiment.WriteJSON(filepath.Join(dir, "shrink.json"), result); err != nil {
+	if err := os.WriteFile(config, text, 0o644); err != nil {
+		return err
+	}
+	if err := experiment.WriteJSON(filepath.Join(dir, shrinkFile), result); err != nil {
 		return err
 	}
 	if out.Screen == nil {
@@ -126,11 +150,12 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 	out.Screen.Printf("\n%d requests instead of %d: %s\n", result.To.Requests(), result.From.Requests(), result.To)
 	out.Screen.Printf("  fails in     %s of the runs that it was measured on\n", share(result.Failing))
 	out.Screen.Printf("  of its ops   %s\n", share(result.Rate))
+	out.Screen.Printf("  alone        %s\n", share(result.Alone))
 	out.Screen.Printf("  it took      %d runs, %d requests\n", result.Runs, result.Requests)
 	if result.Early {
 		out.Screen.Printf("  and ended early: a smaller one may do; go on with a larger --runs\n")
 	}
-	out.Screen.Printf("\n  culprit run -c %s --base-url %s\n", term.Safe(config), term.Safe(plan.BaseURL))
+	out.Screen.Printf("\n  culprit run -c %s --base-url %s\n  culprit bundle %s --workload %s\n", term.Safe(config), term.Safe(plan.BaseURL), term.Safe(o.Run), term.Safe(config))
 	return nil
 }
 
@@ -145,38 +170,103 @@ func convicting(v *oracle.Verdict) []string {
 	return out
 }
 
-func ops(v *oracle.Verdict) int {
+// shown counts the ops of some classes.
+func shown(v *oracle.Verdict, classes []string, alone bool) shrink.Outcome {
+	failed, sure, failedAlone := map[int64]bool{}, map[int64]bool{}, map[int64]bool{}
+	for _, c := range v.Classes {
+		if !slices.Contains(classes, string(c.Class)) {
+			continue
+		}
+		for _, op := range c.Ops {
+			failed[op] = true
+			if c.Source != oracle.Model {
+				sure[op] = true
+			}
+		}
+		for _, op := range c.ControlOps {
+			failedAlone[op] = true
+		}
+	}
+	o := shrink.Outcome{Failures: len(failed), Sure: len(sure), Ops: ops(v, history.Main)}
+	if alone {
+		o.Alone, o.AloneOps = len(failedAlone), ops(v, history.Control)
+	}
+	return o
+}
+
+func ops(v *oracle.Verdict, phase history.Phase) int {
 	for _, p := range v.Phases {
-		if p.Phase == "main" {
+		if p.Phase == phase {
 			return p.Ops
 		}
 	}
 	return 0
 }
 
-// sized is a plan made smaller. It has no control: what counts are failures of
-// the kind that were told from the model's own already.
+// sized is a plan made smaller. One conversation is played alone first, so that
+// the load begins with a cold cache, as it does after a whole control.
 func sized(p experiment.Plan, s shrink.Size) experiment.Plan {
-	p.Control, p.Shards = 0, 0
+	p.Control, p.Shards = 1, 0
 	p.Workload.Sessions, p.Workload.Rounds, p.Workload.ContextLines, p.Workload.MaxTokens = s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens
-	if p.RequestRate == 0 {
-		p.Concurrency = s.Concurrency
-	}
+	p.Concurrency, p.RequestRate = s.Concurrency, s.RequestRate
 	return p
 }
 
-// shrunkConfig is a file for run -c.
-func shrunkConfig(p experiment.Plan, r shrink.Result, from string) string {
-	s := r.To
-	text := fmt.Sprintf("# Shrunk from %s: %d requests instead of %d. It failed in %d of %d runs (95%%: %.0f to %.0f%%).\nworkload: %s\nsessions: %d\nrounds: %d\n",
-		filepath.Base(from), s.Requests(), r.From.Requests(), r.Failing.Failures, r.Failing.Trials, 100*r.Failing.Low, 100*r.Failing.High,
-		p.Workload.Kind, s.Sessions, s.Rounds)
-	if s.ContextLines > 0 {
-		text += fmt.Sprintf("context_lines: %d\n", s.ContextLines)
+// shrunkConfig is a file for run -c, with all that the plan asks for; the seed
+// and the key of its canaries are anybody's.
+func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, error) {
+	w, s := p.Workload, r.To
+	defaults, err := workload.Plan{Kind: w.Kind}.WithDefaults()
+	if err != nil {
+		return nil, err
 	}
-	text += fmt.Sprintf("max_tokens: %d\n", s.MaxTokens)
-	if p.RequestRate > 0 {
-		return text + fmt.Sprintf("request_rate: %g\n", p.RequestRate)
+	var extra string
+	if len(p.ExtraBody) > 0 {
+		text, err := json.Marshal(p.ExtraBody)
+		if err != nil {
+			return nil, err
+		}
+		extra = string(text)
 	}
-	return text + fmt.Sprintf("concurrency: %d\n", s.Concurrency)
+	set := map[string]int{}
+	for name, values := range map[string][2]int{
+		"copy_lines": {w.CopyLines, defaults.CopyLines}, "fillers": {w.Fillers, defaults.Fillers}, "filler_lines": {w.FillerLines, defaults.FillerLines},
+		"cancel_within_ms": {w.CancelWithinMS, defaults.CancelWithinMS}, "cancel_chunks": {w.CancelChunks, defaults.CancelChunks},
+	} {
+		if values[0] != values[1] {
+			set[name] = values[0]
+		}
+	}
+	unless := func(value, usual string) string {
+		if value == usual {
+			return ""
+		}
+		return value
+	}
+	text, err := yaml.Marshal(struct {
+		Kind         string         `yaml:"workload"`
+		Sessions     int            `yaml:"sessions"`
+		Rounds       int            `yaml:"rounds"`
+		ContextLines int            `yaml:"context_lines,omitempty"`
+		MaxTokens    int            `yaml:"max_tokens"`
+		Concurrency  int            `yaml:"concurrency,omitempty"`
+		RequestRate  float64        `yaml:"request_rate,omitempty"`
+		Control      bool           `yaml:"control"`
+		Tools        string         `yaml:"tools,omitempty"`
+		OnError      string         `yaml:"on_error,omitempty"`
+		Logprobs     int            `yaml:"logprobs,omitempty"`
+		Set          map[string]int `yaml:"set,omitempty"`
+		Timeout      time.Duration  `yaml:"timeout,omitempty"`
+		NoStream     bool           `yaml:"no_stream,omitempty"`
+		ExtraBody    string         `yaml:"extra_body,omitempty"`
+	}{
+		w.Kind, s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens, s.Concurrency, s.RequestRate, true,
+		unless(w.Tools, defaults.Tools), unless(w.OnError, defaults.OnError), w.TopLogprobs, set,
+		time.Duration(p.TimeoutMS) * time.Millisecond, p.NoStream, extra,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return append(fmt.Appendf(nil, "# Shrunk from %s: %d requests instead of %d. It failed in %d of %d runs (95%%: %.0f to %.0f%%).\n",
+		filepath.Base(from), s.Requests(), r.From.Requests(), r.Failing.Failures, r.Failing.Trials, 100*r.Failing.Low, 100*r.Failing.High), text...), nil
 }
