@@ -2,7 +2,7 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh test-page lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
+.PHONY: build test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -17,6 +17,9 @@ test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-serv
 
 test-page: ## pages full of hostile text in a real browser (Debian: chromium)
 	go test -tags chromium -count=1 -v -run Chromium ./report
+
+test-examples: ## examples/watch by systemd-analyze and promtool (Debian: systemd, prometheus), which CI leaves out where they aren't there
+	CULPRIT_EXAMPLES=1 go test -count=1 -v -run Example ./internal/app
 
 lint: $(LINTER)
 	go vet ./...
