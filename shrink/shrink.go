@@ -19,7 +19,7 @@ import (
 // Size is what may be made smaller.
 type Size struct {
 	Sessions     int     `json:"sessions"`
-	Concurrency  int     `json:"concurrency,omitempty"`  // 0 in an open loop
+	Concurrency  int     `json:"concurrency,omitempty"`  // at once; of an open loop at most, 0: as many as come
 	RequestRate  float64 `json:"request_rate,omitempty"` // requests a second of an open loop; 0 in a closed one
 	Rounds       int     `json:"rounds"`
 	ContextLines int     `json:"context_lines,omitempty"`
@@ -44,7 +44,7 @@ func (s Size) String() string {
 	return b.String()
 }
 
-// within says that s is no larger than t in anything.
+// within says that s is no larger than t in anything: if t is too small, so is s.
 func (s Size) within(t Size) bool {
 	return s.Sessions <= t.Sessions && s.Concurrency <= t.Concurrency && s.RequestRate <= t.RequestRate &&
 		s.Rounds <= t.Rounds && s.ContextLines <= t.ContextLines && s.MaxTokens <= t.MaxTokens
@@ -52,8 +52,9 @@ func (s Size) within(t Size) bool {
 
 // smaller are the sizes to be tried next: an eighth, a half, three quarters of
 // one dimension, those that save requests first. Each sends fewer requests, or
-// as many with less of something else, so that the search ends.
-func (s Size) smaller() []Size {
+// as many with less of something else, so that the search ends. No prompt has
+// more lines than most, all of them no more than total.
+func (s Size) smaller(most, total int) []Size {
 	var out []Size
 	add := func(t Size) {
 		t.Concurrency = min(t.Concurrency, t.Sessions)
@@ -68,10 +69,14 @@ func (s Size) smaller() []Size {
 		t := s
 		cut(&t.Sessions, share)
 		add(t)
-		// Fewer conversations that are as long together fill a cache as the more
-		// did.
-		t.ContextLines = s.ContextLines * s.Sessions / t.Sessions
-		add(t)
+		// Fewer conversations that are as long together, or longer, fill a cache
+		// as the more did.
+		lines := s.ContextLines * s.Sessions / t.Sessions
+		for _, t.ContextLines = range []int{lines, min(lines*3/2, total/t.Sessions)} {
+			if t.Sessions < s.Sessions && t.ContextLines <= most {
+				add(t)
+			}
+		}
 		t = s
 		cut(&t.Rounds, share)
 		add(t)
@@ -105,6 +110,7 @@ type Outcome struct {
 	Failures int // ops that failed as those of the run that is being shrunk
 	Ops      int
 	Sure     int // of Failures: those that no model makes by itself
+	Lost     int // ops without a whole reply
 	// Alone and AloneOps are those of the same conversations played alone.
 	Alone, AloneOps int
 }
@@ -190,6 +196,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 		}
 		return out, err
 	}
+	mostLines := math.MaxInt // that the server takes in a prompt, as far as is known
 	fails := func(s Size) (bool, error) {
 		evidence := 0.0
 		for {
@@ -199,9 +206,13 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			if err != nil {
 				return false, err
 			}
-			if out.Failed() {
+			switch {
+			case out.Failed():
 				evidence += math.Log(useful / useless)
-			} else {
+			case s.ContextLines > from.ContextLines && 2*out.Lost >= out.Ops:
+				mostLines = s.ContextLines - 1
+				evidence = -decided
+			default:
 				evidence += math.Log((1 - useful) / (1 - useless))
 			}
 			// It takes some ten runs at most: the evidence moves by half a
@@ -220,18 +231,11 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	case !kept:
 		return r, &NotReproducedError{from, r.Runs}
 	}
-	var refused []Size
-	// What is no larger in anything than a size that was too small is too
-	// small, unless that one's contexts may have been too long for the server.
-	tooSmall := func(s Size) bool {
-		return slices.ContainsFunc(refused, func(t Size) bool {
-			return s == t || t.ContextLines <= from.ContextLines && s.within(t)
-		})
-	}
+	var refused []Size // for being too small: so is what is within one of them
 	for shrunk := true; shrunk && r.Runs < o.Runs; {
 		shrunk = false
-		for _, s := range r.To.smaller() {
-			if r.Runs >= o.Runs || tooSmall(s) {
+		for _, s := range r.To.smaller(mostLines, from.Sessions*from.ContextLines) {
+			if r.Runs >= o.Runs || s.ContextLines > mostLines || slices.ContainsFunc(refused, s.within) {
 				continue
 			}
 			kept, err := fails(s)
@@ -242,7 +246,9 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 				r.To, shrunk = s, true
 				break
 			}
-			refused = append(refused, s)
+			if s.ContextLines <= mostLines {
+				refused = append(refused, s)
+			}
 		}
 	}
 	r.Early = r.Runs >= o.Runs

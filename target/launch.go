@@ -368,23 +368,43 @@ func (r *running) failed(reason string) error {
 }
 
 func tail(path string) string {
-	const most = 64 << 10
+	text, err := Tail(path, 64<<10)
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(string(bytes.TrimRight(text, "\n")), "\n")
+	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+}
+
+// Tail reads the last lines of a file, of that many bytes at most together. The
+// line in which they would begin is left out: half of a secret isn't known for
+// one.
+func Tail(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return ""
+		return nil, err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
-			return ""
-		}
-	}
-	b, err := io.ReadAll(f)
+	info, err := f.Stat()
 	if err != nil {
-		return ""
+		return nil, err
 	}
-	lines := strings.Split(string(bytes.TrimRight(b, "\n")), "\n")
-	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+	skipped := max(0, info.Size()-most)
+	if _, err := f.Seek(skipped, io.SeekStart); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most)) // it may be growing
+	if err != nil {
+		return nil, err
+	}
+	if skipped > 0 {
+		end := bytes.IndexByte(text, '\n')
+		if end < 0 { // a bar of progress, or one endless line
+			end = bytes.IndexAny(text, "\r\t ")
+		}
+		text = text[end+1:]
+	}
+	return text, nil
 }
 
 // Trees are the living processes of the server, with what they started.

@@ -36,7 +36,7 @@ type Conversation struct {
 	Ops     int
 	Damaged int // ops that show damage
 	Classes []string
-	Lost    int       // ops that failed or timed out
+	Lost    int       // ops that failed, timed out, or ended without a token
 	LostWhy string    // of the last of them
 	FirstMS []float64 // to the first byte, of each op that had one
 	TotalMS []float64 // of each op that came to its end

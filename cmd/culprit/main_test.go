@@ -340,6 +340,8 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 			answer = openai.Reply{Content: `<invoke ship " , carrier " V V V` + "\x1b[2J", FinishReason: "stop"}
 		case "leak":
 			answer = openai.Reply{Content: "Your tag is " + f.canary, FinishReason: "stop"}
+		case "silent":
+			answer = openai.Reply{FinishReason: "stop"}
 		case "die":
 			os.Exit(3)
 		case "error":

@@ -77,11 +77,11 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 		return usage("shrink: %s exists; choose another directory with --output", dir)
 	}
 	from := shrink.Size{
-		Sessions: plan.Workload.Sessions, Rounds: plan.Workload.Rounds, RequestRate: plan.RequestRate,
+		Sessions: plan.Workload.Sessions, Rounds: plan.Workload.Rounds, Concurrency: plan.Concurrency, RequestRate: plan.RequestRate,
 		ContextLines: plan.Workload.ContextLines, MaxTokens: plan.Workload.MaxTokens,
 	}
 	if plan.RequestRate == 0 {
-		from.Concurrency = cmp.Or(plan.Concurrency, plan.Workload.Sessions)
+		from.Concurrency = cmp.Or(from.Concurrency, from.Sessions)
 	}
 	out.Progress.Printf("shrinking %s\nas long as %s shows in nine runs of ten\n", from, strings.Join(classes, ", "))
 	n := 0
@@ -187,20 +187,19 @@ func shown(v *oracle.Verdict, classes []string, alone bool) shrink.Outcome {
 			failedAlone[op] = true
 		}
 	}
-	o := shrink.Outcome{Failures: len(failed), Sure: len(sure), Ops: ops(v, history.Main)}
+	phase := func(name history.Phase) oracle.PhaseResult {
+		i := slices.IndexFunc(v.Phases, func(p oracle.PhaseResult) bool { return p.Phase == name })
+		if i < 0 {
+			return oracle.PhaseResult{}
+		}
+		return v.Phases[i]
+	}
+	main := phase(history.Main)
+	o := shrink.Outcome{Failures: len(failed), Sure: len(sure), Ops: main.Ops, Lost: main.Ops - main.Outcomes[history.OK] - main.Outcomes[history.Cancelled]}
 	if alone {
-		o.Alone, o.AloneOps = len(failedAlone), ops(v, history.Control)
+		o.Alone, o.AloneOps = len(failedAlone), phase(history.Control).Ops
 	}
 	return o
-}
-
-func ops(v *oracle.Verdict, phase history.Phase) int {
-	for _, p := range v.Phases {
-		if p.Phase == phase {
-			return p.Ops
-		}
-	}
-	return 0
 }
 
 // sized is a plan made smaller. One conversation is played alone first, so that

@@ -257,7 +257,12 @@ func (p *watchPlayer) play(ctx context.Context, number int) (watch.Conversation,
 		BaseURL: p.base, Header: p.headers(), Model: p.model, Timeout: p.Timeout,
 		Workload: p.workload, FirstSession: number - p.first, Sessions: 1, Concurrency: 1,
 		History: recorder{p, &c}, Start: p.started, NextID: p.ids,
-		Suspect: func(*history.Op, *openai.Reply) bool { return false },
+		Suspect: func(op *history.Op, reply *openai.Reply) bool {
+			if op.Outcome == history.OK && reply != nil && reply.Content+reply.Reasoning == "" && len(reply.ToolCalls) == 0 {
+				c.Lost, c.LostWhy = c.Lost+1, "the reply ended without a token"
+			}
+			return false // a canary sends no more because of it
+		},
 	})
 	c.Record = p.writer.Path()
 	return c, err
@@ -288,7 +293,14 @@ func (p *watchPlayer) gather(ctx context.Context, a watch.Alarm, logger *slog.Lo
 	piece("metrics.txt", func(ctx context.Context, w io.Writer) error { return p.get(ctx, "/metrics", w) })
 	piece("health.txt", func(ctx context.Context, w io.Writer) error { return p.get(ctx, "/health", w) })
 	for i, path := range p.Logs {
-		piece(fmt.Sprintf("log-%d-%s", i+1, filepath.Base(path)), func(_ context.Context, w io.Writer) error { return tailOf(path, w) })
+		piece(fmt.Sprintf("log-%d-%s", i+1, filepath.Base(path)), func(_ context.Context, w io.Writer) error {
+			text, err := target.Tail(path, logTail)
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(w, target.Redact(string(text)))
+			return err
+		})
 	}
 	piece("attest.json", func(ctx context.Context, w io.Writer) error {
 		what := p.base
@@ -345,30 +357,6 @@ func stacks(ctx context.Context, pid int, w io.Writer) error {
 		failed = errors.Join(failed, c.Run())
 	}
 	return failed
-}
-
-// tailOf copies a file's end without its secrets.
-func tailOf(path string, w io.Writer) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if info.Size() > logTail {
-		if _, err := f.Seek(-logTail, io.SeekEnd); err != nil {
-			return err
-		}
-	}
-	text, err := io.ReadAll(io.LimitReader(f, 2*logTail))
-	if err != nil {
-		return err
-	}
-	_, err = io.WriteString(w, target.Redact(string(text)))
-	return err
 }
 
 func runCommand(ctx context.Context, command, dir string, a watch.Alarm) error {
