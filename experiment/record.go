@@ -50,8 +50,8 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		if t.Proposal.Launch || t.Observation.Launched || launch == 0 {
 			launch++
 		}
-		if !t.counts() {
-			continue
+		if !t.counts() || t.Proposal.Phase == search.Sweep {
+			continue // other levels are listed by themselves
 		}
 		g := 1
 		if slices.ContainsFunc(r.Causes, func(cause search.Cause) bool { return contains(space, t.Proposal.Arm, cause.Set) }) {
