@@ -41,8 +41,11 @@ fuzz: ## each fuzz target for a minute
 track-record: ## the tool finds each of the lab's faults: all stories of docs/track-record.md, some minutes
 	go test -count=1 -parallel 1 -timeout 60m -v -run TestTrackRecord ./cmd/culprit -track
 
-hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: a quarter of an hour
-	@for f in capture-alias stale-index-k host-stride scatter-temporaries missing-layer-wait page-share first-token-swap depth-five slow-decay; do \
+FAULTS := capture-alias stale-index-k host-stride token-granular-geometry scatter-temporaries missing-layer-wait rank-local-gate \
+  early-success page-share parser-drop first-token-swap poison slow-decay depth-five batch-numerics
+
+hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: half an hour
+	@for f in $(FAULTS); do \
 	  echo "== $$f"; rm -rf runs/hunt-$$f; bin/culprit demo --fault $$f -o runs/hunt-$$f || true; done
 
 bench: ## every figure that the documents state
