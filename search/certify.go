@@ -352,16 +352,25 @@ func (h *hunt) suspicious(causes []arm) bool {
 	return false
 }
 
-// again repeats the certificate with a cause failing before and after each
-// region: what comes and goes doesn't do so in this order.
+// again repeats the certificate with a cause failing before and after each clean
+// launch: what comes and goes doesn't do so in this order.
 func (h *hunt) again(c *certificate) error {
-	for i := range c.clean {
-		for _, s := range c.causes {
+	fail := func(causes []arm) error {
+		for _, s := range causes {
 			if forgot, err := h.control(s, true); err != nil || forgot {
 				return cmp.Or(err, giveUp(Drift, "what failed has stopped failing for a while: nothing can be proven"))
 			}
 		}
-		v, err := h.claim(question{arm: c.clean[i].arm, want: below, phase: Confirm, why: h.whyNearMiss(c.clean[i].arm) + ", once more"})
+		return nil
+	}
+	for i := range c.clean {
+		if err := fail(c.causes); err != nil {
+			return err
+		}
+		v, err := h.claim(question{
+			arm: c.clean[i].arm, want: below, phase: Confirm, why: h.whyNearMiss(c.clean[i].arm) + ", once more",
+			between: func() error { return fail(c.causes[:1]) },
+		})
 		if errors.Is(err, errUnusable) {
 			continue // it was stood in for
 		}
@@ -376,10 +385,7 @@ func (h *hunt) again(c *certificate) error {
 	if len(c.clean) == 0 {
 		return nil
 	}
-	if forgot, err := h.control(c.causes[0], true); err != nil || forgot {
-		return cmp.Or(err, giveUp(Drift, "what failed has stopped failing for a while: nothing can be proven"))
-	}
-	return nil
+	return fail(c.causes[:1])
 }
 
 // shrink asks, when a region without some members of a cause fails, whether the
@@ -534,6 +540,8 @@ type question struct {
 	phase Phase
 	why   string
 	early bool // give up when the search is sure that it isn't on that side
+	// between is done before each launch but the first, where there is one.
+	between func() error
 }
 
 // claim answers it with fresh launches.
@@ -620,6 +628,11 @@ func (h *hunt) claim(q question) (decided, error) {
 				// When the launch tells less for a request than all did on
 				// average, go on elsewhere.
 				fresh = float64(here.Trials) >= 2/h.limit && gain < evidence/cost
+			}
+		}
+		if fresh && q.between != nil {
+			if err := q.between(); err != nil {
+				return d, err
 			}
 		}
 	}
