@@ -200,7 +200,7 @@ func (s *Server) fails(on []bool) bool {
 			p = max(p, s.rate(on, r))
 		}
 	}
-	failed := s.random.Float64() < min(p, 0.95)
+	failed := s.random.Float64() < p
 	if failed && w.Burst > 1 && p > w.Base {
 		for s.random.Float64() > 1/w.Burst {
 			s.burst++
@@ -235,7 +235,7 @@ func (s *Server) rate(on []bool, r float64) float64 {
 	if w.Burst > 1 {
 		r /= w.Burst
 	}
-	return r * s.factor
+	return min(r*s.factor, max(r, 0.95))
 }
 
 // gamma draws with scale 1 (G. Marsaglia and W. W. Tsang, ACM TOMS 26, 2000).
