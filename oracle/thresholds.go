@@ -194,6 +194,10 @@ const (
 	// throughout, one of 160 canaries would begin in them by chance in one
 	// run of 20,000; all 12 characters, in one of 20 billion.
 	canaryPrefix = 8
+	// canaryPrefixSessions is how many sessions that is for: with so many, one
+	// run of 500 such, and of ordinary text far fewer, since most of it isn't
+	// made of eight such characters in a row. See canaryPrefixOf.
+	canaryPrefixSessions = 512
 	// besideSessions after the run's own lend their first turns to the plain
 	// requests that follow a failure; experiment sends three.
 	besideSessions = 8
