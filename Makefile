@@ -2,10 +2,16 @@
 LINTER_VERSION := $(shell sed -n 's/^\# golangci-lint //p' .golangci.yml)
 LINTER := bin/golangci-lint-$(LINTER_VERSION)
 
-.PHONY: build test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
+IMAGE := culprit
+DOCKER := docker
+
+.PHONY: build image test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
+
+image: build ## an image with the program alone, for culprit deploy: IMAGE=registry.example/culprit:1, DOCKER="buildah" builds it without a daemon
+	$(DOCKER) build -t $(IMAGE) .
 
 test: lint unit ## what CI runs
 

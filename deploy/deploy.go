@@ -44,9 +44,6 @@ type Options struct {
 	// Grace is how long a worker that is told to end has to stop the server
 	// that it started and to hand its trial back.
 	Grace time.Duration
-	// IdleExit ends a worker that found nothing to do for so long, and so the
-	// job; 0 never does.
-	IdleExit time.Duration
 }
 
 // KubernetesOptions is a Job. Image must be set.
@@ -137,8 +134,8 @@ func (o *Options) complete() error {
 		return fmt.Errorf("name %q: want at most %d lower-case letters, digits and -", o.Name, maxName)
 	case o.Workers < 1 || o.Workers > 10_000:
 		return fmt.Errorf("%d workers: want 1 to 10,000", o.Workers)
-	case o.GPUs < 0 || o.IdleExit < 0 || o.Grace < time.Second:
-		return errors.New("GPUs and the idle time must not be negative, the grace period at least a second")
+	case o.GPUs < 0 || o.Grace < time.Second:
+		return errors.New("GPUs must not be negative, the grace period at least a second")
 	case o.NATS == "":
 		return errors.New("no NATS URL is given: workers take their work from there")
 	}
@@ -155,8 +152,8 @@ func (o *Options) complete() error {
 		}
 	}
 	for key, value := range o.Labels {
-		if key == "" || strings.ContainsAny(key+value, "=, \t\r\n") {
-			return fmt.Errorf("worker label %q: want NAME=VALUE without spaces and commas", key+"="+value)
+		if key == "" || key == "worker" || strings.ContainsAny(key+value, "=, \t\r\n") {
+			return fmt.Errorf("worker label %q: want NAME=VALUE without spaces and commas, and another name than worker", key+"="+value)
 		}
 	}
 	return nil
@@ -212,12 +209,12 @@ func (o *KubernetesOptions) Args() []string {
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "$(", "$$(") // Kubernetes replaces $(NAME)
 	}
-	args = append(args, "--name="+o.Name+"-$(JOB_COMPLETION_INDEX)")
+	args = append(args, "--dir=/work", "--name="+o.Name+"-$(JOB_COMPLETION_INDEX)")
 	if o.CredentialsSecret.Secret != "" {
-		args = append(args, "--creds=/run/secrets/nats/"+o.CredentialsSecret.Key)
+		args = append(args, "--nats-creds=/run/secrets/nats/"+o.CredentialsSecret.Key)
 	}
 	if o.CASecret.Secret != "" {
-		args = append(args, "--tls-ca=/run/secrets/nats-ca/"+o.CASecret.Key)
+		args = append(args, "--nats-ca=/run/secrets/nats-ca/"+o.CASecret.Key)
 	}
 	return args
 }
@@ -229,9 +226,6 @@ func (o *Options) args() []string {
 	args := []string{"worker", "--nats=" + o.NATS}
 	for _, key := range slices.Sorted(maps.Keys(o.Labels)) {
 		args = append(args, "--label="+key+"="+o.Labels[key])
-	}
-	if o.IdleExit > 0 {
-		args = append(args, "--idle-exit="+o.IdleExit.String())
 	}
 	return args
 }
@@ -306,10 +300,10 @@ func (o *SlurmOptions) complete() error {
 func (o *SlurmOptions) Args() []string {
 	args := o.args()
 	if o.CredentialsFile != "" {
-		args = append(args, "--creds="+o.CredentialsFile)
+		args = append(args, "--nats-creds="+o.CredentialsFile)
 	}
 	if o.CAFile != "" {
-		args = append(args, "--tls-ca="+o.CAFile)
+		args = append(args, "--nats-ca="+o.CAFile)
 	}
 	return args
 }

@@ -22,7 +22,7 @@ func whole() KubernetesOptions {
 	return KubernetesOptions{
 		Options: Options{
 			Name: "load", Workers: 8, NATS: "tls://nats-0.nats:4222,tls://nats-1.nats:4222",
-			Labels: map[string]string{"gpu": "8", "zone": "$(HOME)"}, GPUs: 2, Grace: 90 * time.Second, IdleExit: 10 * time.Minute,
+			Labels: map[string]string{"gpu": "8", "zone": "$(HOME)"}, GPUs: 2, Grace: 90 * time.Second,
 		},
 		Image: "registry.example/culprit:1", Namespace: "bench", Queue: "batch",
 		CPU: "500m", Memory: "8Gi", Disk: "50Gi", NodeSelector: map[string]string{"pool": "cpu"},
@@ -85,8 +85,8 @@ func TestContainer(t *testing.T) {
 	p := job(t, whole()).Spec.Template.Spec
 	c := p.Containers[0]
 	want := []string{
-		"worker", "--nats=tls://nats-0.nats:4222,tls://nats-1.nats:4222", "--label=gpu=8", "--label=zone=$$(HOME)", "--idle-exit=10m0s",
-		"--name=load-$(JOB_COMPLETION_INDEX)", "--creds=/run/secrets/nats/nats.creds", "--tls-ca=/run/secrets/nats-ca/ca.crt",
+		"worker", "--nats=tls://nats-0.nats:4222,tls://nats-1.nats:4222", "--label=gpu=8", "--label=zone=$$(HOME)",
+		"--dir=/work", "--name=load-$(JOB_COMPLETION_INDEX)", "--nats-creds=/run/secrets/nats/nats.creds", "--nats-ca=/run/secrets/nats-ca/ca.crt",
 	}
 	if d := cmp.Diff(want, c.Args); d != "" || c.Image != "registry.example/culprit:1" {
 		t.Errorf("image %s, arguments (-want +got):\n%s", c.Image, d)
@@ -291,7 +291,7 @@ func TestSlurmScript(t *testing.T) {
 	last := len(got) - 1
 	want := []string{
 		"--kill-on-bad-exit=1", "/opt/it's here/culprit", "worker", "--nats=nats://head:4222", `--label=it's="$(id)"`,
-		"--creds=/home/me/nats.creds", "--name=load-3", "key=sk-1234", "export=ALL",
+		"--nats-creds=/home/me/nats.creds", "--dir=" + strings.TrimPrefix(got[last], "in="), "--name=load-3", "key=sk-1234", "export=ALL",
 	}
 	if d := cmp.Diff(want, got[:last]); d != "" || !strings.HasPrefix(got[last], "in="+dir+"/culprit-") {
 		t.Errorf("got %s (-want +got):\n%s", got[last], d)

@@ -11,8 +11,10 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strings"
+	"syscall"
 
 	"github.com/alecthomas/kong"
+	_ "golang.org/x/crypto/x509roots/fallback" // where the system has no certificate authorities, as in an image with nothing but this
 	"golang.org/x/term"
 
 	"github.com/culprit-project/culprit/internal/app"
@@ -43,6 +45,7 @@ type commands struct {
 	Replay    replayCommand    `cmd:"" help:"Send recorded traffic again: the same bytes at the same times."`
 	Shrink    shrinkCommand    `cmd:"" help:"Find the smallest workload that still fails as a run did."`
 	Watch     watchCommand     `cmd:"" help:"A canary for production: self-checking conversations for ever, and an alarm that can be trusted."`
+	Deploy    deployCommand    `cmd:"" help:"What starts workers on other machines: Kubernetes, Slurm. Prints it, and applies nothing unless told to."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Shard     shardCommand     `cmd:"" hidden:""`
@@ -79,7 +82,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 
 // run parses the arguments and runs one command; it returns the exit code.
 func run(args []string) (code int) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	go func() {
 		<-ctx.Done()
