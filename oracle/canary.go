@@ -64,9 +64,9 @@ func newCanaryObserver(h history.Header) Observer {
 	}
 	slices.SortFunc(o.owners, func(a, b canaryOwner) int { return bytes.Compare(a.canary[:], b.canary[:]) })
 	o.first = make(map[uint64]int32, len(o.owners))
-	for i := len(o.owners) - 1; i >= 0; i-- {
+	for i, owner := range slices.Backward(o.owners) { // so that the first of those that begin alike stays
 		var beginning uint64
-		for _, c := range o.owners[i].canary[:o.prefix] {
+		for _, c := range owner.canary[:o.prefix] {
 			beginning = beginning<<5 | uint64(base32Digits[c]-1)
 		}
 		o.first[beginning] = int32(i)
