@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // pythons are the interpreters to test with: those of CULPRIT_PYTHONS, or the
@@ -578,8 +580,11 @@ for n in range(10): served.Pool.of(n)
 				t.Fatal(err)
 			}
 			results := Results(nil, read(t, dir))
-			if diff := cmp.Diff(Counts{Hits: 10, Overflow: 7}, results[0].Counts); diff != "" || len(results[0].Labels) != 3 {
+			if diff := cmp.Diff(Counts{Hits: 10, Overflow: 7}, results[0].Counts); diff != "" || results[0].Labels[`n="other"`] != 7 || len(results[0].Labels) != 4 {
 				t.Errorf("%v: %s", results[0].Labels, diff)
+			}
+			if want := `label n had more than 3 values; 7 hits are in "other".`; !slices.Equal(results[0].Warnings, []string{want}) {
+				t.Errorf("got %q", results[0].Warnings)
 			}
 			if diff := cmp.Diff(tt.want, results[1].Counts); diff != "" || results[1].Finding != tt.is {
 				t.Errorf("%s: %s", results[1].Finding, diff)
@@ -669,6 +674,142 @@ func TestSelfTest(t *testing.T) {
 		}
 		if r.Processes[0].SelfTest || r.Processes[0].State != "refused" {
 			t.Errorf("got %+v", r.Processes[0])
+		}
+	})
+}
+
+// A probe whose expressions raise again and again is taken out of use, in the
+// process where they do; a forked child counts anew.
+func TestDisarmed(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: Pool.static}
+  - {id: raises, file: served.py, function: Pool.of, when: "n.size > 0"}
+`
+	const script = `
+import os, sys, served
+class Sized: size = 1
+good = int(sys.argv[1])
+for n in range(150): served.Pool.of(n)
+for n in range(good): served.Pool.static(n), served.Pool.of(Sized())
+if os.fork() == 0:
+    for n in range(50): served.Pool.static(n), served.Pool.of(n), served.Pool.of(Sized())
+    os._exit(0)
+os.wait()
+`
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, probes)
+		if _, err := probed(t, python, dir, "", "-c", script, "30"); err != nil {
+			t.Fatal(err)
+		}
+		r := read(t, dir)
+		if len(r.Processes) != 2 {
+			t.Fatalf("%d processes", len(r.Processes))
+		}
+		parent := r.Processes[slices.IndexFunc(r.Processes, func(p Process) bool { return p.Mode == "launched" })]
+		const message = "after 101 errors of its expressions (AttributeError: 'int' object has no attribute 'size') in 101 hits: what it counted is not shown."
+		if p := parent.Probes[1]; p.State != "disarmed" || !strings.HasSuffix(p.Message, message) {
+			t.Errorf("in the parent: %+v", p)
+		}
+		both := Results(nil, r)[1]
+		if diff := cmp.Diff(Counts{Hits: 100, Matches: 50, Errors: 50}, both.Counts); diff != "" || both.Finding != Live || !strings.HasPrefix(both.Says, "PARTIAL 1/2: ") {
+			t.Errorf("%+v: %s", both, diff)
+		}
+		if got := strings.Join(both.Warnings, "\n"); !strings.Contains(got, message) {
+			t.Errorf("it isn't said that the parent isn't in there: %q", got)
+		}
+		r.Processes = []Process{parent}
+		if alone := Results(nil, r)[1]; alone.Finding != Disarmed || alone.Evident() || !strings.HasSuffix(alone.Says, message) {
+			t.Errorf("the parent alone: %+v", alone)
+		}
+	})
+}
+
+// What the interpreter never runs, or torch.compile reads, takes no probe: its
+// zero would mean nothing, and with a probe in it the server would fail. These
+// modules have the parts of triton, numba and torch that matter here; make
+// probe-compilers tries the real ones.
+func TestCompilers(t *testing.T) {
+	const probes = `
+  - {id: inner, file: compiled.py, function: plain}
+  - {id: kernel, file: compiled.py, function: kernel, anchor: y = x}
+  - {id: tuned, file: compiled.py, function: tuned, anchor: y = x}
+  - {id: numba, file: compiled.py, function: add}
+  - {id: decorated, file: compiled.py, function: decorated}
+  - {id: disabled, file: compiled.py, function: disabled}
+  - {id: helper, file: compiled.py, function: helper, anchor: y = x}
+  - {id: framed, file: compiled.py, function: framed, labels: {x: x}}
+  - {id: method, file: compiled.py, function: Model.forward}
+`
+	want := map[string]string{
+		"kernel":    "E_JIT kernel is a Triton kernel: the interpreter never runs its body. 0 hits would mean nothing.",
+		"tuned":     "E_JIT tuned is a Triton kernel: the interpreter never runs its body. 0 hits would mean nothing.",
+		"numba":     "E_JIT add is compiled by numba: the interpreter never runs its body. 0 hits would mean nothing.",
+		"decorated": "E_DYNAMO decorated is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+		"helper":    "E_DYNAMO helper is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+		"framed":    "E_DYNAMO framed is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+		"method":    "E_DYNAMO Model.forward is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+	}
+	each(t, func(t *testing.T, python string) {
+		dir := dirFor(t, probes)
+		out, err := probed(t, python, dir, "compilers", "-c", "import compiled; compiled.main()")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The compiler saw the functions as they are, and the hooks are gone.
+		if want := "sound sound sound\nTrue True\n"; out != want {
+			t.Errorf("got %q, want %q", out, want)
+		}
+		r := read(t, dir)
+		for _, p := range r.Processes[0].Probes {
+			if got := strings.TrimSpace(p.Code + " " + p.Message); got != want[p.ID] {
+				t.Errorf("%s is %s: %s\nwant %s", p.ID, p.State, got, want[p.ID])
+			}
+		}
+		for _, result := range Results(nil, r) {
+			if wantHits := map[string]uint64{"inner": 1, "disabled": 1}[result.ID]; result.Counts.Hits != wantHits {
+				t.Errorf("%s: %d hits, want %d", result.ID, result.Counts.Hits, wantHits)
+			}
+		}
+	})
+}
+
+// A process from which the probes were taken out is as it was before they came
+// in, but for the agent's module.
+func TestDetachLeavesNothing(t *testing.T) {
+	const probes = `
+  - {id: inner, file: served.py, function: outer.<locals>.inner, labels: {a: a}}
+  - {id: free, file: served.py, function: Pool.free, anchor: "if n is None:", when: "n >= 0"}
+  - {id: forever, file: served.py, function: forever, anchor: n += 1, reach: running}
+`
+	each(t, func(t *testing.T, python string) {
+		changes := filepath.Join(t.TempDir(), "changes.json")
+		pid := running(t, python, "import sys; sys.argv = ['detached.py', '"+changes+"']; exec(compile(open('detached.py').read(), 'detached.py', 'exec'))")
+		dir := dirFor(t, probes)
+		if err := Attach(t.Context(), dir, pid); err != nil {
+			if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+				t.Skip(err)
+			}
+			t.Fatal(err)
+		}
+		first := read(t, dir)
+		waitFor(t, func() bool { return Results(first, read(t, dir))[1].Counts.Matches > 50 })
+		if n, err := DetachAll(t.Context(), read(t, dir)); n != 1 || err != nil {
+			t.Fatalf("detached from %d: %v", n, err)
+		}
+		var got map[string][2]any
+		waitFor(t, func() bool {
+			b, err := os.ReadFile(changes)
+			return err == nil && json.Unmarshal(b, &got) == nil
+		})
+		modules := got["modules"]
+		delete(got, "modules")
+		if len(got) > 0 {
+			t.Errorf("changed (before, after): %v", got)
+		}
+		before, _ := modules[0].([]any)
+		after, _ := modules[1].([]any)
+		if diff := cmp.Diff(append(before, "_culprit_state"), after, cmpopts.SortSlices(func(a, b any) bool { return fmt.Sprint(a) < fmt.Sprint(b) })); diff != "" {
+			t.Errorf("modules: %s", diff)
 		}
 	})
 }

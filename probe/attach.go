@@ -110,25 +110,55 @@ func agentRefusal(b []byte) error {
 }
 
 // inject has a process's main thread run a script soon. Python 3.14 has a way
-// for that; before, see [queueCall].
+// for that, [remoteExec], if it isn't switched off; else see [queueCall].
 func inject(ctx context.Context, pid int, script, text string) error {
 	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
-	exe := fmt.Sprintf("/proc/%d/exe", pid)
 	python, err := interpreterOf(pid)
 	if err != nil {
 		return err
 	}
-	if python.minor >= 14 {
-		out, err := exec.CommandContext(ctx, exe, "-I", "-c", "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])", strconv.Itoa(pid), script).CombinedOutput()
-		if err == nil {
-			return nil
-		}
-		last := strings.TrimSpace(string(out))
-		return &RefusedError{"E_REMOTE_OFF", fmt.Sprintf("PID %d runs Python 3.%d, and sys.remote_exec failed: %s. Start it with culprit probe run.", pid, python.minor, last[strings.LastIndexByte(last, '\n')+1:])}
+	statement := "exec(compile(open(" + pythonString(script) + ").read(), " + pythonString(script) + ", 'exec'))\n"
+	if python.minor < 14 {
+		return queueCall(pid, python, statement)
 	}
-	return queueCall(pid, python, "exec(compile(open("+pythonString(script)+").read(), "+pythonString(script)+", 'exec'))\n")
+	remote := remoteExec(ctx, pid, script)
+	if remote == nil {
+		// A main thread that waits for a lock would never look: a queued call
+		// ends the wait. Where it can't be queued, the next request does.
+		_ = queueCall(pid, python, "pass\n")
+		return nil
+	}
+	if err := queueCall(pid, python, statement); err != nil {
+		return &RefusedError{"E_REMOTE_OFF", fmt.Sprintf(
+			"PID %d runs Python 3.%d with remote debugging disabled (PYTHON_DISABLE_REMOTE_DEBUG), and can't be traced either: %v; %v. Start it with culprit probe run.", pid, python.minor, remote, err)}
+	}
+	return nil
+}
+
+// remoteExec is Python 3.14's own way to run a script in another process
+// (PEP 768), by that process's interpreter.
+func remoteExec(ctx context.Context, pid int, script string) error {
+	exe := fmt.Sprintf("/proc/%d/exe", pid)
+	if path, err := os.Readlink(exe); err == nil && sameFile(path, exe) {
+		exe = path // by its name it finds its library
+	}
+	out, err := exec.CommandContext(ctx, exe, "-I", "-c", "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])", strconv.Itoa(pid), script).CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimSpace(string(out))
+	return fmt.Errorf("sys.remote_exec: %w: %s", err, text[strings.LastIndexByte(text, '\n')+1:])
+}
+
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
 }
 
 // await polls for an agent's answer.

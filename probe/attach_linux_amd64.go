@@ -37,6 +37,28 @@ func queueCall(pid int, in interpreter, statement string) error {
 	if err != nil {
 		return err
 	}
+	return whileStopped(pid, func(t *tracee) error {
+		const size = 4096
+		length := uint64(len(statement)/size+1) * size
+		page, err := t.call(mmap, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0), 0)
+		if err != nil {
+			return err
+		}
+		if page > ^uint64(4095) {
+			return fmt.Errorf("attach: mmap in PID %d failed: %w", pid, unix.Errno(-page))
+		}
+		if _, err := unix.PtracePokeData(pid, uintptr(page), append([]byte(statement), 0)); err != nil {
+			return fmt.Errorf("attach: write to PID %d: %w", pid, err)
+		}
+		queued, err := t.call(add, run, page)
+		if err == nil && int32(queued) != 0 {
+			err = fmt.Errorf("attach: PID %d has no room for a pending call", pid)
+		}
+		return err
+	})
+}
+
+func whileStopped(pid int, do func(*tracee) error) error {
 	// ptrace knows its tracer by the thread.
 	done := make(chan error)
 	go func() {
@@ -47,26 +69,7 @@ func queueCall(pid int, in interpreter, statement string) error {
 			done <- err
 			return
 		}
-		err := func() error {
-			const size = 4096
-			length := uint64(len(statement)/size+1) * size
-			page, err := t.call(mmap, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0), 0)
-			if err != nil {
-				return err
-			}
-			if page > ^uint64(4095) {
-				return fmt.Errorf("attach: mmap in PID %d failed: %w", pid, unix.Errno(-page))
-			}
-			if _, err := unix.PtracePokeData(pid, uintptr(page), append([]byte(statement), 0)); err != nil {
-				return fmt.Errorf("attach: write to PID %d: %w", pid, err)
-			}
-			queued, err := t.call(add, run, page)
-			if err == nil && int32(queued) != 0 {
-				err = fmt.Errorf("attach: PID %d has no room for a pending call", pid)
-			}
-			return err
-		}()
-		done <- errors.Join(err, t.release())
+		done <- errors.Join(do(t), t.release())
 	}()
 	return <-done
 }

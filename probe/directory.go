@@ -130,9 +130,18 @@ type Placed struct {
 	Counts    Counts           `json:"counts"`
 	Labels    map[string]int64 `json:"labels,omitempty"`
 
-	matching bool // it has a condition
-	entering bool // it counts the function's calls
+	matching bool              // it has a condition
+	entering bool              // it counts the function's calls
+	raised   string            // what an expression raised first
+	noLabel  map[string]uint64 // label values that are none: by "NAME was a TYPE"
 }
+
+// maxErrors of a probe's expressions in one process, and the agent there takes
+// it out of use: agent.py has the number too.
+const maxErrors = 100
+
+// disarmed reports whether that has happened.
+func (p *Placed) disarmed() bool { return p.Counts.Errors > maxErrors }
 
 // Counts are a probe's counters.
 type Counts struct {
@@ -286,10 +295,17 @@ func (r *Reading) process(file string, c *counters) Process {
 			q.Matches += s.count
 		case kindError:
 			q.Errors += s.count
+			placed.raised = cmp.Or(placed.raised, s.text)
 		case kindOverflow:
 			q.Overflow += s.count
 		case kindTypeError:
 			q.TypeErrors += s.count
+			if what := r.Pack.Probes[s.probe].noLabel(s.text); what != "" && s.count > 0 {
+				if placed.noLabel == nil {
+					placed.noLabel = map[string]uint64{}
+				}
+				placed.noLabel[what] += s.count
+			}
 		case kindCapture:
 			q.Captured += s.count
 		case kindLabel:
@@ -302,8 +318,17 @@ func (r *Reading) process(file string, c *counters) Process {
 	}
 	for i := range p.Probes {
 		// The agent's account may be older than its counters.
-		if q := &p.Probes[i]; q.State == "waiting" && q.Counts.Hits+q.Counts.Entered > 0 {
+		q := &p.Probes[i]
+		if q.State == "waiting" && q.Counts.Hits+q.Counts.Entered > 0 {
 			q.State, q.Code, q.Message = "armed", "", ""
+		}
+		if q.Counts.Overflow > 0 && q.Labels != nil {
+			q.Labels[r.Pack.Probes[i].otherText()] += int64(min(q.Counts.Overflow, 1<<62))
+		}
+		if q.disarmed() && q.State != "refused" {
+			q.State, q.Code = "disarmed", "E_EXPR_RAISES"
+			q.Message = fmt.Sprintf("disarmed in PID %d after %d errors of its expressions (%s) in %d hits: what it counted is not shown.",
+				p.PID, q.Counts.Errors, cmp.Or(q.raised, "of an unknown kind"), q.Counts.Hits)
 		}
 	}
 	return p
@@ -325,6 +350,25 @@ func (q *Probe) labelText(values string) string {
 		parts[i] = q.Labels[i].Name + "=" + strconv.Quote(text)
 	}
 	return strings.Join(parts, ",")
+}
+
+// otherText is the label of hits with more values than are kept.
+func (q *Probe) otherText() string {
+	parts := make([]string, len(q.Labels))
+	for i, l := range q.Labels {
+		parts[i] = l.Name + `="other"`
+	}
+	return strings.Join(parts, ",")
+}
+
+// noLabel says what a value was that can't be a label.
+func (q *Probe) noLabel(text string) string {
+	var place int
+	var kind string
+	if json.Unmarshal([]byte(text), &[]any{&place, &kind}) != nil || place < 0 || place >= len(q.Labels) || kind == "" {
+		return ""
+	}
+	return q.Labels[place].Name + " was a " + kind
 }
 
 // refusedAgents adds what agents left that couldn't start.

@@ -250,7 +250,7 @@ func TestResults(t *testing.T) {
 		{"not imported", []Process{{PID: 1, SelfTest: true, Probes: []Placed{{ID: "a", State: "waiting"}, armed("c", 0, 9)}}}, NotImported, "no process that has the agent has imported the file"},
 		{"captured", []Process{{PID: 1, SelfTest: true, Probes: []Placed{
 			{ID: "a", State: "armed", Counts: Counts{Entered: 4, Hits: 4, Captured: 4}}, armed("c", 0, 9),
-		}}}, CaptureOnly, "all 4 hits happened while a CUDA graph was being captured; replays do not run Python"},
+		}}}, CaptureOnly, "all 4 hits happened while a CUDA graph was being captured; replays do not run Python. Count graph_replays instead."},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &Pack{Name: "x", Control: Control{Probe: "c"}, Probes: []Probe{{ID: "a"}, {ID: "c"}}}

@@ -1,9 +1,11 @@
 package probe
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -14,6 +16,7 @@ type Finding string
 const (
 	Invalid     Finding = "INVALID"          // the self-test failed: the counts are not shown
 	Unplaced    Finding = "REFUSED"          // no process took the probe
+	Disarmed    Finding = "DISARMED"         // its expressions raised again and again: its counts end there
 	NotImported Finding = "NOT IMPORTED"     // no process has the file
 	NoEvidence  Finding = "NO EVIDENCE"      // zero, and no control moved that would make it count
 	NotCalled   Finding = "NOT CALLED"       // the function never ran, though the control did
@@ -38,6 +41,7 @@ type Result struct {
 	Warnings  []string         `json:"warnings,omitempty"`
 
 	matching bool
+	noLabel  map[string]uint64
 }
 
 // Count is what the probe is about: matches where it has a condition, else
@@ -90,7 +94,7 @@ func (r *Reading) result(i int, old map[string]*Process) Result {
 	q := &r.Pack.Probes[i]
 	out := Result{ID: q.ID, About: q.About, As: q.As, Expect: q.Expect, matching: q.When != ""}
 	control := r.Pack.controlOf(i)
-	refusals, warned, untested := map[string]bool{}, map[string]bool{}, 0
+	refusals, warned, untested, disarmed := map[string]bool{}, map[string]bool{}, 0, 0
 	var zero struct{ entered, called int } // armed processes without a hit: where the function ran, where only the control did
 	for j := range r.Processes {
 		p := &r.Processes[j]
@@ -100,6 +104,11 @@ func (r *Reading) result(i int, old map[string]*Process) Result {
 			continue
 		case "refused":
 			out.Processes++
+			refusals[placed.Message] = true
+			continue
+		case "disarmed":
+			out.Processes++
+			disarmed++
 			refusals[placed.Message] = true
 			continue
 		}
@@ -133,13 +142,27 @@ func (r *Reading) result(i int, old map[string]*Process) Result {
 				out.Labels[label] += n
 			}
 		}
+		for what, n := range placed.noLabel {
+			if out.noLabel == nil {
+				out.noLabel = map[string]uint64{}
+			}
+			out.noLabel[what] += n
+		}
 		if placed.Message != "" && placed.State == "armed" && !warned[placed.Code] && (placed.Code != "E_RUNNING" || c.Hits+c.Entered == 0) {
 			warned[placed.Code] = true
 			out.warn(placed.Message)
 		}
 	}
 	out.judge(zero.entered, zero.called, untested, refusals)
-	out.warnAboutCounts()
+	if out.Finding == Unplaced && disarmed > 0 {
+		out.Finding = Disarmed
+	}
+	if out.Armed > 0 {
+		for _, message := range slices.Sorted(maps.Keys(refusals)) {
+			out.warn(message)
+		}
+	}
+	out.warnAboutCounts(q)
 	if control < 0 && out.Finding == NoEvidence {
 		out.Says += "; the pack names no control"
 	}
@@ -163,14 +186,12 @@ func (r *Result) judge(entered, called, untested int, refusals map[string]bool) 
 		r.Finding, r.Says = Invalid, "the probe doesn't work there: its self-test failed"
 	case r.Armed == 0 && len(refusals) > 0:
 		r.Finding = Unplaced
-		for message := range maps.Keys(refusals) {
-			r.Says = message
-		}
+		r.Says = strings.Join(slices.Sorted(maps.Keys(refusals)), " ")
 	case r.Armed == 0:
 		r.Finding, r.Says = NotImported, "no process that has the agent has imported the file"
 	case c.Hits > 0 && c.Captured >= c.Hits:
 		r.Finding = CaptureOnly
-		r.Says = fmt.Sprintf("all %d hits happened while a CUDA graph was being captured; replays do not run Python", c.Hits)
+		r.Says = fmt.Sprintf("all %d hits happened while a CUDA graph was being captured; replays do not run Python. Count graph_replays instead.", c.Hits)
 	case c.Hits > 0 && r.matching:
 		r.Finding, r.Says = Live, fmt.Sprintf("the condition held in %d of %d hits", c.Matches, c.Hits)
 	case c.Hits > 0:
@@ -188,15 +209,19 @@ func (r *Result) judge(entered, called, untested int, refusals map[string]bool) 
 	}
 }
 
-func (r *Result) warnAboutCounts() {
+func (r *Result) warnAboutCounts(q *Probe) {
 	if n := r.Counts.Errors; n > 0 {
 		r.warn(fmt.Sprintf("%d times an expression raised: those hits have no match and no labels", n))
 	}
-	if n := r.Counts.Overflow; n > 0 {
-		r.warn(fmt.Sprintf("more label values than are kept: %d hits are in none", n))
+	names := make([]string, len(q.Labels))
+	for i, l := range q.Labels {
+		names[i] = l.Name
 	}
-	if n := r.Counts.TypeErrors; n > 0 {
-		r.warn(fmt.Sprintf("%d times a label was no str, int, bool or None: use str() or numel()", n))
+	if n := r.Counts.Overflow; n > 0 {
+		r.warn(fmt.Sprintf(`label %s had more than %d values; %d hits are in "other".`, strings.Join(names, ","), cmp.Or(q.MaxLabels, defaultMaxLabels), n))
+	}
+	for _, what := range slices.Sorted(maps.Keys(r.noLabel)) {
+		r.warn(fmt.Sprintf("label %s %d times: such hits have no label. Use str()/numel().", what, r.noLabel[what]))
 	}
 }
 

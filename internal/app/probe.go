@@ -289,7 +289,7 @@ func ProbeDetach(ctx context.Context, dir string, out Output) error {
 	if err != nil {
 		return &NoVerdictError{err}
 	}
-	out.Progress.Printf("detached from %d of %d; every function has its original code object. Left until exit: a 64 KiB mapping and the module _culprit_state.\n", n, n)
+	out.Progress.Printf("detached from %d of %d; every function has its original code object. Left until exit: the module _culprit_state.\n", n, n)
 	return nil
 }
 

@@ -15,12 +15,14 @@ Standard library only; CPython 3.11 and newer.
 import ast
 import builtins
 import dis
+import functools
 import gc
 import hashlib
 import io
 import json
 import mmap
 import os
+import re
 import struct
 import sys
 import threading
@@ -49,6 +51,8 @@ VALID = 1  # in a slot's flags, stored last
 
 TEST_HITS, TEST_MATCHES = 640, 630
 MAX_LABEL_CHARS = 256
+MAX_ERRORS = 100  # of a probe's expressions: then it is no longer used
+MAX_KINDS = 8  # of values that are no label, told apart by their type
 
 
 class Refusal(Exception):
@@ -71,8 +75,13 @@ class Hold:
     __slots__ = ("m",)
 
 
+def nowhere():
+    """Counters that nobody reads."""
+    return memoryview(bytearray(8 * SLOTS)).cast("Q")
+
+
 HOLD = Hold()
-HOLD.m = memoryview(bytearray(8 * SLOTS)).cast("Q")
+HOLD.m = nowhere()
 
 
 class Counters:
@@ -106,11 +115,9 @@ class Counters:
                 "a mapped file on a full tmpfs would kill the server with SIGBUS.",
             ) from None
         os.close(fd)
-        view = memoryview(self.map)
-        self.header = view[:HEADER_SIZE].cast("Q")
-        self.slots = view[HEADER_SIZE:META].cast("Q")
-        self.meta = view[META:STRINGS]
-        self.strings = view[STRINGS:]
+        with memoryview(self.map) as view, view[:HEADER_SIZE] as header, view[HEADER_SIZE:META] as slots:
+            self.header, self.slots = header.cast("Q"), slots.cast("Q")
+            self.meta, self.strings = view[META:STRINGS], view[STRINGS:]
         try:
             namespace = os.stat("/proc/self/ns/pid").st_ino
         except OSError:
@@ -145,6 +152,12 @@ class Counters:
         finally:
             self.lock.release()
 
+    def close(self):
+        """Takes the file out of memory; its counts stay where they are."""
+        for view in (self.header, self.slots, self.meta, self.strings):
+            view.release()
+        self.map.close()
+
     def copy_table(self, other):
         """Takes over the slots of a parent process, all at zero."""
         self.meta[:], self.strings[:] = other.meta, other.strings
@@ -156,10 +169,11 @@ class Counters:
 class Labels:
     """Counts by label values. A constant of probed code."""
 
-    __slots__ = ("table", "limit", "probe", "overflow", "bad")
+    __slots__ = ("table", "limit", "probe", "overflow", "bad", "kinds")
 
     def __init__(self, probe, limit, overflow, bad):
         self.table, self.limit, self.probe, self.overflow, self.bad = {}, limit, probe, overflow, bad
+        self.kinds = {}  # slots of values that are no label, by place and type
 
     def add(self, values):
         try:
@@ -169,9 +183,11 @@ class Labels:
         HOLD.m[slot] += 1
 
     def new(self, values):
-        for v in values:
-            if type(v) not in (str, int, bool, type(None)) or type(v) is str and len(v) > MAX_LABEL_CHARS:
-                return self.bad
+        for i, v in enumerate(values):
+            if type(v) not in (str, int, bool, type(None)):
+                return self.no_label(i, type(v).__name__)
+            if type(v) is str and len(v) > MAX_LABEL_CHARS:
+                return self.no_label(i, f"str of more than {MAX_LABEL_CHARS} characters")
         if len(self.table) >= self.limit:
             return self.overflow
         text = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
@@ -179,6 +195,35 @@ class Labels:
         if slot is None:
             return self.overflow
         return self.table.setdefault(values, slot)
+
+    def no_label(self, place, kind):
+        slot = self.kinds.get((place, kind))
+        if slot is None and len(self.kinds) < MAX_KINDS:
+            slot = AGENT.counters.slot(self.probe, TYPE_ERROR, json.dumps([place, kind]).encode())
+        if slot is None:
+            return self.bad
+        return self.kinds.setdefault((place, kind), slot)
+
+
+class Fuse:
+    """Takes a probe out of use whose expressions raise again and again: each
+    raise costs the server microseconds. A constant of probed code."""
+
+    __slots__ = ("on", "probe", "errors", "told")
+
+    def __init__(self, probe, errors):
+        self.on, self.probe, self.errors, self.told = True, probe, errors, False
+
+    def failed(self):
+        """An expression has just raised, and was counted."""
+        try:
+            if not self.told:
+                self.told, e = True, sys.exception()
+                AGENT.counters.slot(self.probe, EXPR_ERROR, f"{type(e).__name__}: {e}"[:MAX_LABEL_CHARS].encode("utf-8", "replace"))
+            if HOLD.m[self.errors] > MAX_ERRORS:
+                self.on = False
+        except Exception:
+            self.on = False
 
 
 class Capturing:
@@ -473,6 +518,7 @@ class Weaver:
 
     def __init__(self):
         self.objects = {}
+        self.fuses = []
 
     def constant(self, obj, key):
         mark = b"\0culprit:" + key.encode()
@@ -489,7 +535,7 @@ class Weaver:
     def statements(self, probe, slots):
         """What is put in front of the anchored statement."""
         i = probe["index"]
-        out = [self.count(slots[HIT], f"hit:{i}")]
+        hit = self.count(slots[HIT], f"hit:{i}")
         inner = []
         if probe.get("capture") == "split":
             inner.append(ast.If(self.call(CAPTURING, "capturing", "now"), [self.count(slots[CAPTURE], f"capture:{i}")], []))
@@ -505,11 +551,14 @@ class Weaver:
             inner.append(ast.If(test, matched, []))
         else:
             inner += matched
-        if inner:
-            failed = self.count(slots[EXPR_ERROR], f"error:{i}")
-            handler = ast.ExceptHandler(self.constant(Exception, "Exception"), None, [failed])
-            out.append(ast.Try(inner, [handler], [], []))
-        return out
+        if not inner:
+            return [hit]
+        fuse = Fuse(i, slots[EXPR_ERROR])
+        self.fuses.append(fuse)
+        failed = [self.count(slots[EXPR_ERROR], f"error:{i}"), ast.Expr(self.call(fuse, f"fuse:{i}", "failed"))]
+        handler = ast.ExceptHandler(self.constant(Exception, "Exception"), None, failed)
+        on = ast.Attribute(self.constant(fuse, f"fuse:{i}"), "on", ast.Load())
+        return [ast.If(on, [hit, ast.Try(inner, [handler], [], [])], [])]
 
     def patch(self, code):
         """Replaces the marks by the objects, in a code object and those in it."""
@@ -633,27 +682,61 @@ def graft(live, probed, pairs):
 # The live process.
 
 
-def unwrapped(obj, seen):
-    """The plain functions that an attribute leads to, through decorators."""
+def reached(obj, seen):
+    """What an attribute leads to through its decorators, itself first."""
     if obj is None or id(obj) in seen or len(seen) > 200:
         return
     seen.add(id(obj))
-    if isinstance(obj, types.FunctionType):
-        yield obj
+    yield obj
+    kind, inner = type(obj), []
+    if kind is types.FunctionType:
         for cell in obj.__closure__ or ():
             try:
-                inner = cell.cell_contents
+                inner.append(cell.cell_contents)
             except ValueError:
-                continue
-            if callable(inner):
-                yield from unwrapped(inner, seen)
-    for name in ("__wrapped__", "__func__", "func", "fget", "fset", "fdel"):
+                pass
+    elif kind in (staticmethod, classmethod, types.MethodType):
+        inner.append(obj.__func__)
+    elif issubclass(kind, property):
+        inner += [obj.fget, obj.fset, obj.fdel]
+    elif issubclass(kind, functools.partial):
+        inner.append(obj.func)
+    try:
+        names = vars(obj)
+        inner += [names[n] for n in ("__wrapped__", "func", "fn", "py_func", "_torchdynamo_orig_callable") if n in names]
+    except Exception:
+        pass  # it has none
+    for o in inner:
+        if callable(o) or issubclass(type(o), property):
+            yield from reached(o, seen)
+
+
+# Whose decorators keep a function and never have the interpreter run it, by the
+# first part of their type's module.
+COMPILERS = {"triton": "a Triton kernel", "numba": "compiled by numba"}
+
+
+def refuse_jit(chain, qualname):
+    for obj in chain:
+        kind = type(obj)
+        what = COMPILERS.get(str(getattr(kind, "__module__", "")).partition(".")[0])
+        if kind.__name__ == "ScriptFunction":
+            what = "compiled by torch.jit"
+        if what:
+            raise Refusal("E_JIT", f"{qualname} is {what}: the interpreter never runs its body. 0 hits would mean nothing.")
         try:
-            inner = obj.__dict__.get(name) if name == "__wrapped__" and hasattr(obj, "__dict__") else getattr(obj, name, None)
-        except Exception:
+            names = vars(obj)
+        except TypeError:
             continue
-        if inner is not None and callable(inner):
-            yield from unwrapped(inner, seen)
+        if "_torchdynamo_orig_callable" in names and not names.get("_torchdynamo_disable"):
+            raise dynamo_refusal(qualname)
+
+
+def dynamo_refusal(qualname):
+    return Refusal(
+        "E_DYNAMO",
+        f"{qualname} is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+    )
 
 
 def attribute(module, qualname):
@@ -670,21 +753,22 @@ def attribute(module, qualname):
 def live_code(module, filename, qualname, plain):
     """The live function's code object, which must equal plain."""
     found = attribute(module, qualname)
+    chain = list(reached(found, set()))
+    refuse_jit(chain, qualname)
     others = []
-    for f in unwrapped(found, set()):
+    for f in chain:
+        if type(f) is not types.FunctionType:
+            continue
         if f.__code__ == plain:
             return f.__code__
         if f.__code__.co_name == plain.co_name:
             others.append(f)
     for f in gc.get_objects():
-        if isinstance(f, types.FunctionType) and f.__code__.co_name == plain.co_name and f.__code__.co_filename == filename:
+        if type(f) is types.FunctionType and f.__code__.co_name == plain.co_name and f.__code__.co_filename == filename:
             if f.__code__ == plain:
                 return f.__code__
             if f.__qualname__ == qualname:
                 others.append(f)
-    kind = type(found)
-    if not others and (kind.__module__ or "").startswith("triton"):
-        raise Refusal("E_JIT", f"{qualname} is a Triton kernel: the interpreter never runs its body. 0 hits would mean nothing.")
     if not others and found is not None:
         raise Refusal("E_NOT_PYTHON", f"{qualname} is a builtin/Cython function; use a native probe.")
     if not others:
@@ -696,19 +780,76 @@ def live_code(module, filename, qualname, plain):
     )
 
 
-def refuse_compiled(code, qualname):
-    """Refuses functions that torch.compile has compiled."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    entries = getattr(dynamo, "_debug_get_cache_entry_list", None)
+def refuse_compiled(code, qualname, module):
+    """Refuses a function that torch.compile has compiled already, by itself or
+    as a part of another: the guards of compiled code hold the addresses of the
+    functions' code objects. They don't of a model's methods, so none of these is
+    taken where a model has been compiled."""
+    frames, convert = sys.modules.get("torch._dynamo.eval_frame"), sys.modules.get(Dynamo.MODULE)
+    models = False
     try:
-        compiled = bool(entries and entries(code))
-    except Exception:
-        compiled = False
-    if compiled:
+        entries = frames._debug_get_cache_entry_list
+        if entries(code):
+            raise dynamo_refusal(qualname)
+        for other in [ref() for ref in convert.input_codes.seen]:
+            for entry in entries(other) if other is not None else ():
+                models = models or other.co_name == "forward"
+                if re.search(rf"\b{id(code)}\b", str(entry.guard_manager)):
+                    raise dynamo_refusal(qualname)
+    except AttributeError:
+        return  # nothing is compiled here, or torch is another: see Dynamo
+    owner = attribute(module, qualname.rpartition(".")[0]) if "." in qualname else None
+    if models and isinstance(owner, type) and issubclass(owner, sys.modules["torch"].nn.Module):
         raise Refusal(
             "E_DYNAMO",
-            f"{qualname} is compiled by torch.compile; a probe would break or recompile its graph. Probe its caller, or start the server without torch.compile.",
+            f"{qualname} may be part of a model that torch.compile has compiled in PID {os.getpid()}: 0 hits would mean nothing. "
+            "With culprit probe run from the start it is known.",
         )
+
+
+class Dynamo:
+    """Keeps probed code from torch.compile, which would fail on it, and the
+    server with it: before it reads a function, the function has its own code
+    back, and its probes are refused."""
+
+    MODULE = "torch._dynamo.convert_frame"
+
+    def __init__(self, give_up):
+        self.give_up = give_up  # takes a code object; returns the function's own one
+        self.replaced = []  # owner, name, what was there
+
+    def watch(self, module):
+        functions = sys.modules.get("torch._dynamo.variables.functions")
+        frames = getattr(module, "CatchErrorsWrapper", None)
+        if functions is None or frames is None:
+            raise Refusal("E_DYNAMO", "this version of torch.compile isn't known: a probe in what it compiles makes it fail.")
+        for kind in list(vars(functions).values()):
+            if isinstance(kind, type) and "get_code" in vars(kind):
+                self.replace(kind, "get_code", self.code_of)
+        nothing = getattr(module, "ConvertFrameReturn", lambda: None)
+        self.replace(frames, "__call__", lambda call: self.frame_of(call, nothing))
+
+    def replace(self, owner, name, wrap):
+        old = vars(owner)[name]
+        self.replaced.append((owner, name, old))
+        setattr(owner, name, functools.wraps(old)(wrap(old)))
+
+    def code_of(self, get_code):
+        return lambda variable: self.give_up(get_code(variable))
+
+    def frame_of(self, call, nothing):
+        # The call that is under way goes on as it is; the next one is compiled.
+        def look(wrapper, frame, *rest, **more):
+            if self.give_up(frame.f_code) is not frame.f_code:
+                return nothing()
+            return call(wrapper, frame, *rest, **more)
+
+        return look
+
+    def stop(self):
+        for owner, name, old in self.replaced:
+            setattr(owner, name, old)
+        self.replaced = []
 
 
 def check_names(probe, code, around, module_names):
@@ -768,6 +909,19 @@ def weave_sound(data, filename, probes, slots_of, module_names):
             return source, plain, probed, weaver, places, placed, bad
 
 
+# What stops in the middle of a function, and where it has its code.
+SUSPENDS = {
+    types.GeneratorType: ("generators", "gi_code"),
+    types.CoroutineType: ("coroutines", "cr_code"),
+    types.AsyncGeneratorType: ("async generators", "ag_code"),
+}
+
+
+def contains(outer, code):
+    """Whether a code object is inside another."""
+    return any(c is code or contains(c, code) for c in outer.co_consts if type(c) is types.CodeType)
+
+
 class Agent:
     """One process's probes."""
 
@@ -784,6 +938,8 @@ class Agent:
         self.state = BUILDING
         self.errors = []
         self.forks = False
+        self.fuses = []
+        self.dynamo = Dynamo(self.give_up)
 
     # --- begin and end
 
@@ -808,10 +964,15 @@ class Agent:
                 names = ", ".join(sorted(m.__name__ for m in modules)[:4])
                 self.refuse(file, Refusal("E_MODULE_MANY", f"{file} matches {len(files)} loaded modules: {names}. Give a longer path."))
                 continue
+            if any(getattr(m.__spec__, "_initializing", False) for m in modules):
+                self.refuse(file, Refusal("E_NOT_IMPORTED", f"PID {os.getpid()} is importing {file} just now. Detach, and attach again when it has started."))
+                continue
             for m in modules:
                 self.arm(file, m)
         self.finder = Finder(self)
         sys.meta_path.insert(0, self.finder)
+        if Dynamo.MODULE in sys.modules:
+            self.watch_dynamo(sys.modules[Dynamo.MODULE])
         self.publish(ARMED)
         if mode == LAUNCHED:
             self.wait_for_main()
@@ -821,7 +982,7 @@ class Agent:
         self.probes = pack["probes"]
         for i, p in enumerate(self.probes):
             p["index"] = i
-        self.pairs, self.slots, self.monitored, self.errors = [], {}, [], []
+        self.pairs, self.slots, self.monitored, self.errors, self.fuses = [], {}, [], [], []
         self.status = {
             p["id"]: {
                 "state": "waiting",
@@ -837,11 +998,8 @@ class Agent:
         """Gives every function the code object that it had."""
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
-        # By the code objects, not by a list of functions: closures made meanwhile have them too.
-        original = {id(b): a for a, b in self.pairs}
-        for r in gc.get_referrers(*(b for _, b in self.pairs)) if self.pairs else ():
-            if isinstance(r, types.FunctionType) and id(r.__code__) in original:
-                r.__code__ = original[id(r.__code__)]
+        self.restore(self.pairs)
+        self.dynamo.stop()
         self.stop_monitoring()
         self.pairs = []
         self.state = DETACHED
@@ -850,6 +1008,39 @@ class Agent:
                 s["state"] = "detached"
         self.counters.header[DISARMED_AT] = time.monotonic_ns()
         self.publish(DETACHED)
+        # A call that is still in probed code counts on, where nobody reads it.
+        HOLD.m = nowhere()
+        self.counters.close()
+
+    def restore(self, pairs):
+        """Gives functions their own code objects back: by the code, not by a
+        list of functions, since closures made meanwhile have it too."""
+        original = {id(b): a for a, b in pairs}
+        for r in gc.get_referrers(*(b for _, b in pairs)) if pairs else ():
+            if type(r) is types.FunctionType and id(r.__code__) in original:
+                r.__code__ = original[id(r.__code__)]
+
+    def watch_dynamo(self, module):
+        try:
+            self.dynamo.watch(module)
+        except Refusal as e:
+            self.errors.append(str(e))
+
+    def give_up(self, code):
+        """torch.compile is about to read a code object: a function that is
+        probed gets its own back, for good."""
+        original = next((a for a, b in self.pairs if b is code), None)
+        if original is None:
+            return code
+        gone = [(a, b) for a, b in self.pairs if b is code or contains(b, code) or contains(code, b)]
+        self.restore(gone)
+        self.pairs = [p for p in self.pairs if p not in gone]
+        for p in self.probes:
+            if any(a.co_qualname == p["function"] for a, _ in gone) and self.status[p["id"]]["state"] == "armed":
+                e = dynamo_refusal(p["function"])
+                self.status[p["id"]] |= {"state": "refused", "code": e.code, "message": str(e)}
+        self.publish(ARMED)
+        return original
 
     def publish(self, state):
         """Writes what became of each probe, then the state."""
@@ -883,10 +1074,12 @@ class Agent:
             self.counters = Counters(self.directory, self.pack["sha256"], self.mode)
             self.counters.copy_table(parent)
             HOLD.m = self.counters.slots
+            for fuse in self.fuses:
+                fuse.on = True
             self.publish(ARMED)
         except BaseException:
             # The child counts into memory that nobody reads, never into its parent's file.
-            HOLD.m = memoryview(bytearray(8 * SLOTS)).cast("Q")
+            HOLD.m = nowhere()
 
     # --- placing probes
 
@@ -954,7 +1147,7 @@ class Agent:
             qualname = group[0]["function"].split(".<locals>.")[0]
             try:
                 original = live_code(module, filename, qualname, find_code(plain, outer))
-                refuse_compiled(original, qualname)
+                refuse_compiled(original, qualname, module)
                 pairs = []
                 graft(original, weaver.patch(find_code(probed, outer)), pairs)
                 for _, code in pairs:
@@ -964,7 +1157,8 @@ class Agent:
                     self.status[p["id"]] = {"state": "refused", "code": e.code, "message": str(e)}
                 continue
             for p in group:
-                found[p["id"]] = {"functions": 0, "suspended": 0, "pairs": pairs}
+                found[p["id"]] = {"functions": 0, "suspended": {}, "pairs": pairs}
+        self.fuses += weaver.fuses
         self.swap(list(found.values()))
         for p in good:
             if p["id"] in found:
@@ -978,14 +1172,14 @@ class Agent:
         if not of:
             return
         for r in gc.get_referrers(*(a for a, _, _ in of.values())):
-            if isinstance(r, types.FunctionType) and id(r.__code__) in of:
+            if type(r) is types.FunctionType and id(r.__code__) in of:
                 _, r.__code__, users = of[id(r.__code__)]
                 for f in users:
                     f["functions"] += 1
-            elif isinstance(r, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
-                code = getattr(r, "gi_code", None) or getattr(r, "cr_code", None) or getattr(r, "ag_code", None)
-                for f in of[id(code)][2] if id(code) in of else ():
-                    f["suspended"] += 1
+            elif type(r) in SUSPENDS:
+                what, code = SUSPENDS[type(r)]
+                for f in of[id(getattr(r, code))][2] if id(getattr(r, code)) in of else ():
+                    f["suspended"][what] = f["suspended"].get(what, 0) + 1
         self.pairs += [(a, b) for a, b, _ in of.values()]
 
     def armed(self, probe, source, place, found, plain, began):
@@ -1004,7 +1198,8 @@ class Agent:
         old = [a for a, _ in found["pairs"] if a == code]
         running = [r for c in old for r in running_in(c)]
         if found["suspended"]:
-            status["message"] = f"{found['suspended']} coroutines or generators of {probe['function']} are suspended with the old code; they are not counted."
+            what = " and ".join(f"{n} {what}" for what, n in found["suspended"].items())
+            status["message"] = f"{what} of {probe['function']} are suspended with the old code; they are not counted."
             status["code"] = "E_SUSPENDED"
         if running:
             thread, line = running[0]
@@ -1030,9 +1225,13 @@ class Agent:
             mon.use_tool_id(tool, "culprit")
             self.monitored_at = {}
             mon.register_callback(tool, mon.events.LINE, self.on_line)
-        when = probe.get("when")
-        when = compile(when, "<probe>", "eval") if when else None
-        self.monitored_at.setdefault((code, line), []).append((self.slots[probe["index"]], when))
+        slots = self.slots[probe["index"]]
+        labels = Labels(probe["index"], probe.get("max_labels") or 32, slots[OVERFLOW], slots[TYPE_ERROR]) if probe.get("labels") else None
+        fuse = Fuse(probe["index"], slots.get(EXPR_ERROR))
+        self.fuses.append(fuse)
+        values = "(" + "".join(f"({t}), " for t in (probe.get("labels") or {}).values()) + ")"
+        compiled = [compile(t, "<probe>", "eval") for t in (probe.get("when") or "True", values)]
+        self.monitored_at.setdefault((code, line), []).append((slots, labels, fuse, *compiled))
         mon.set_local_events(tool, code, mon.events.LINE)
         self.monitored.append((tool, code))
         return True
@@ -1041,16 +1240,25 @@ class Agent:
         at = self.monitored_at.get((code, line))
         if at is None:
             return sys.monitoring.DISABLE
-        for slots, when in at:
+        for slots, labels, fuse, when, values in at:
+            if not fuse.on:
+                continue
             HOLD.m[slots[HIT]] += 1
-            if when is None:
+            if EXPR_ERROR not in slots:
                 continue
             try:
+                if CAPTURE in slots and CAPTURING.now():
+                    HOLD.m[slots[CAPTURE]] += 1
                 frame = sys._getframe(1)
-                if eval(when, frame.f_globals, frame.f_locals) is True:
+                if eval(when, frame.f_globals, frame.f_locals) is not True:
+                    continue
+                if MATCH in slots:
                     HOLD.m[slots[MATCH]] += 1
+                if labels is not None:
+                    labels.add(eval(values, frame.f_globals, frame.f_locals))
             except Exception:
                 HOLD.m[slots[EXPR_ERROR]] += 1
+                fuse.failed()
 
     def stop_monitoring(self):
         for tool, code in self.monitored:
@@ -1162,8 +1370,8 @@ class Finder:
             self.stems.setdefault(stem, set()).add(p["file"])
 
     def find_spec(self, name, path=None, target=None):
-        files = self.stems.get(name.rpartition(".")[2])
-        if files is None:
+        files = self.stems.get(name.rpartition(".")[2], ())
+        if not files and name != Dynamo.MODULE:
             return None
         for finder in list(sys.meta_path):
             if finder is self or not hasattr(finder, "find_spec"):
@@ -1176,7 +1384,7 @@ class Finder:
 
     def watch(self, spec, files):
         file = next((f for f in files if same_file(spec.origin, f)), None)
-        if file is None or not hasattr(spec.loader, "exec_module"):
+        if file is None and spec.name != Dynamo.MODULE or not hasattr(spec.loader, "exec_module"):
             return
         agent, loader, run = self.agent, spec.loader, spec.loader.exec_module
 
@@ -1186,7 +1394,11 @@ class Finder:
             except AttributeError:
                 pass
             run(module)
-            if agent.state == ARMED:
+            if agent.state != ARMED:
+                return
+            if spec.name == Dynamo.MODULE:
+                agent.watch_dynamo(module)
+            if file is not None:
                 agent.imported(file, module)
 
         try:
