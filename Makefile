@@ -81,5 +81,9 @@ $(SOURCES):
 probe-pythons: ## the tests of probes in several Pythons: PYTHONS=/a/python3.11:/b/python3.12
 	CULPRIT_PYTHONS=$(PYTHONS) go test -count=1 -v ./probe
 
+.PHONY: probe-compilers
+probe-compilers: ## probes and the real torch.compile, Triton and numba of an interpreter: PYTHON=/a/venv/bin/python
+	CULPRIT_COMPILERS=$(PYTHON) go test -count=1 -v -run TestRealCompilers ./probe
+
 clean:
 	rm -rf bin runs

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -367,8 +368,11 @@ func TestAttach(t *testing.T) {
 				case !monitored && (f.Finding != NotCalled || !strings.Contains(strings.Join(f.Warnings, ""), "is running now in thread")):
 					t.Errorf("a loop that can't be counted is said to be so: %+v", f)
 				}
-				if err := Attach(t.Context(), dir, pid); err == nil || !strings.Contains(err.Error(), "already has") {
-					t.Errorf("a second attach: %v", err)
+				for _, twice := range []string{dir, dirFor(t, probes)} {
+					want := fmt.Sprintf("PID %d already has pack test (run %s). Detach it first.", pid, filepath.Base(dir))
+					if err := Attach(t.Context(), twice, pid); err == nil || err.Error() != want {
+						t.Errorf("a second attach: %v, want %s", err, want)
+					}
 				}
 				if n, err := DetachAll(t.Context(), read(t, dir)); n != 1 || err != nil {
 					t.Fatalf("detached from %d: %v", n, err)
@@ -644,7 +648,7 @@ func TestBudget(t *testing.T) {
 		if _, err := w.Run(t.Context(), func(*Reading, *Reading) {}); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasPrefix(w.Stopped, fmt.Sprintf("disarmed: in PID %d ", pid)) {
+		if !regexp.MustCompile(fmt.Sprintf(`^disarmed after \d+\.\d s: in PID %d \d+ hits/s × .* budget 1%% and 1 hits/s\.$`, pid)).MatchString(w.Stopped) {
 			t.Errorf("got %q", w.Stopped)
 		}
 		if state := read(t, dir).Processes[0].State; state != "detached" {
@@ -812,4 +816,45 @@ func TestDetachLeavesNothing(t *testing.T) {
 			t.Errorf("modules: %s", diff)
 		}
 	})
+}
+
+// The same with the real ones: make probe-compilers.
+func TestRealCompilers(t *testing.T) {
+	python := os.Getenv("CULPRIT_COMPILERS")
+	if python == "" {
+		t.Skip("make probe-compilers runs it")
+	}
+	const probes = `
+  - {id: inner, file: realcompiled.py, function: plain}
+  - {id: kernel, file: realcompiled.py, function: kernel, anchor: y = x}
+  - {id: tuned, file: realcompiled.py, function: tuned, anchor: y = x}
+  - {id: add, file: realcompiled.py, function: add}
+  - {id: decorated, file: realcompiled.py, function: decorated}
+  - {id: scripted, file: realcompiled.py, function: scripted}
+  - {id: helper, file: realcompiled.py, function: helper, anchor: y = x * 2}
+  - {id: framed, file: realcompiled.py, function: framed, labels: {n: x.dim()}}
+  - {id: forward, file: realcompiled.py, function: Model.forward}
+  - {id: method, file: realcompiled.py, function: Model.method, when: x.dim() > 0}
+`
+	dir := dirFor(t, probes)
+	out, err := probed(t, python, dir, "", "-c", "import realcompiled; realcompiled.main()")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Three, and two of them twice: for the frame that was probed, and for the
+	// function as it is.
+	if out != "5 {}\n" {
+		t.Errorf("graphs and breaks: %s", out)
+	}
+	want := map[string]string{
+		"inner": "", "kernel": "E_JIT", "tuned": "E_JIT", "add": "E_JIT", "scripted": "E_JIT",
+		"decorated": "E_DYNAMO", "helper": "E_DYNAMO", "framed": "E_DYNAMO", "forward": "E_DYNAMO", "method": "E_DYNAMO",
+	}
+	r := read(t, dir)
+	for _, p := range r.Processes[0].Probes {
+		if p.Code != want[p.ID] {
+			t.Errorf("%s: %s %s, want %s", p.ID, p.Code, p.Message, want[p.ID])
+		}
+	}
+	t.Logf("%s", r.Processes[0].Python)
 }

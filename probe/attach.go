@@ -28,7 +28,11 @@ func Attach(ctx context.Context, dir string, pid int) error {
 	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", pid, ticks))
 	refused := filepath.Join(dir, fmt.Sprintf("%d.refused.json", pid))
 	if c, err := readCounters(counters); err == nil && c.State == Armed {
-		return &RefusedError{"E_ALREADY", fmt.Sprintf("PID %d already has the pack of %s. Detach it first.", pid, dir)}
+		p, err := readPackFile(dir)
+		if err != nil {
+			return err
+		}
+		return &RefusedError{"E_ALREADY", fmt.Sprintf("PID %d already has pack %s (run %s). Detach it first.", pid, p.Name, filepath.Base(dir))}
 	}
 	for _, old := range []string{refused, filepath.Join(dir, closedFile)} {
 		if err := os.Remove(old); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -256,5 +260,6 @@ func notPermitted(pid int) error {
 		scope = "none"
 	}
 	return &RefusedError{"E_PTRACE", fmt.Sprintf(
-		"not permitted to trace PID %d (yama ptrace_scope=%s, CAP_SYS_PTRACE missing). In Docker: --cap-add SYS_PTRACE; or start the server with \"culprit probe run\".", pid, scope)}
+		"not permitted to trace PID %d (uid %d, yama ptrace_scope=%s, CAP_SYS_PTRACE missing). In Docker: --cap-add SYS_PTRACE; or start the server with \"culprit probe run\".",
+		pid, os.Getuid(), scope)}
 }

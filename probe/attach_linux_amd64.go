@@ -94,7 +94,8 @@ const stopTimeout = 5 * time.Second
 func (t *tracee) stop() error {
 	if err := unix.PtraceSeize(t.pid); err != nil {
 		if by := tracerOf(t.pid); by != 0 {
-			return &RefusedError{"E_TRACED", fmt.Sprintf("PID %d is already traced by PID %d.", t.pid, by)}
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", by)) // empty where it isn't told
+			return &RefusedError{"E_TRACED", fmt.Sprintf("PID %d is already traced by PID %d (%s).", t.pid, by, strings.TrimSpace(string(name)))}
 		}
 		if errors.Is(err, unix.EPERM) {
 			return notPermitted(t.pid)

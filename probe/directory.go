@@ -211,6 +211,24 @@ func Read(dir string) (*Reading, error) {
 	return r, nil
 }
 
+// StallMS is the longest time that placing the probes took of a process's
+// interpreter, in milliseconds.
+func (r *Reading) StallMS() float64 {
+	longest := int64(0)
+	for i := range r.Processes {
+		byFile := map[string]int64{} // a file's probes are placed together
+		for _, p := range r.Processes[i].Probes {
+			byFile[p.File] = max(byFile[p.File], p.StallUS)
+		}
+		all := int64(0)
+		for _, us := range byFile {
+			all += us
+		}
+		longest = max(longest, all)
+	}
+	return float64(longest) / 1000
+}
+
 func readPackFile(dir string) (*Pack, error) {
 	b, err := readSmall(filepath.Join(dir, packFile))
 	if err != nil {

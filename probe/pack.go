@@ -16,6 +16,7 @@ package probe
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -58,7 +59,8 @@ type Target struct {
 	Python  string `yaml:"python"  json:"python,omitempty"`
 }
 
-// Budget is what the probes may cost; 0 is no limit.
+// Budget is what the probes may cost before whoever watches takes them out.
+// Where a pack says nothing, it is [defaultBudget].
 type Budget struct {
 	CorePercent float64 `yaml:"core_percent"   json:"core_percent,omitempty"`
 	MaxHitsPerS float64 `yaml:"max_hits_per_s" json:"max_hits_per_s,omitempty"`
@@ -264,7 +266,7 @@ func ReadPack(nameOrPath string) (*Pack, error) {
 
 const packLimit = 1 << 20
 
-// onlyOurs refuses what anybody may write: it becomes code in the server.
+// onlyOurs refuses what somebody else may write: it becomes code in the server.
 func onlyOurs(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -273,6 +275,10 @@ func onlyOurs(path string) error {
 	const others = 0o002
 	if info.Mode().Perm()&others != 0 {
 		return fmt.Errorf("%s may be written by everybody (mode %s), and becomes code in the server: chmod o-w", path, info.Mode().Perm())
+	}
+	us := os.Geteuid()
+	if owner, known := ownerOf(info); known && us != 0 && owner != 0 && owner != us {
+		return fmt.Errorf("%s belongs to user %d, and becomes code in the server: only a file of your own or root's is taken", path, owner)
 	}
 	return nil
 }
@@ -375,6 +381,8 @@ func (p *Pack) check() (at int, key, what string) {
 		return -1, "name", "there is none"
 	case len(p.Probes) == 0:
 		return -1, "probes", "there are none"
+	case p.Budget.CorePercent < 0 || p.Budget.MaxHitsPerS < 0:
+		return -1, "budget", "it is negative"
 	case len(p.Probes) > maxProbes:
 		return -1, "probes", fmt.Sprintf("%d of them, at most %d", len(p.Probes), maxProbes)
 	case err != nil || expires < 0 || expires > maxExpires:
@@ -436,6 +444,13 @@ func (q *Probe) check(ids map[string]bool) (key, what string) {
 		}
 	}
 	return "", ""
+}
+
+// defaultBudget is a hundredth of a core in each process.
+var defaultBudget = Budget{CorePercent: 1, MaxHitsPerS: 200_000}
+
+func (p *Pack) budget() Budget {
+	return Budget{cmp.Or(p.Budget.CorePercent, defaultBudget.CorePercent), cmp.Or(p.Budget.MaxHitsPerS, defaultBudget.MaxHitsPerS)}
 }
 
 func (p *Pack) expires() (time.Duration, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/culprit-project/culprit/history"
@@ -26,6 +27,7 @@ type Watcher struct {
 	Dir     string
 	Every   time.Duration // 0 is a second
 	Stopped string        // after Run: why it detached; empty where it didn't
+	Ended   []string      // after Run: processes that ended with the probes in
 }
 
 // Run watches until ctx ends, no process is left, or it detached. It returns
@@ -46,6 +48,7 @@ func (w *Watcher) Run(ctx context.Context, moved func(before, after *Reading)) (
 		return nil, fmt.Errorf("watch probes: expires: %w", err)
 	}
 	began := time.Now()
+	ended := map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -57,7 +60,8 @@ func (w *Watcher) Run(ctx context.Context, moved func(before, after *Reading)) (
 			return nil, err
 		}
 		moved(before, after)
-		if w.Stopped = overBudget(before, after); w.Stopped == "" && time.Since(began) >= expires {
+		w.Ended = append(w.Ended, after.ended(before, ended, began)...)
+		if w.Stopped = overBudget(before, after, time.Since(began)); w.Stopped == "" && time.Since(began) >= expires {
 			w.Stopped = fmt.Sprintf("pack expired after %s and was detached.", expires)
 		}
 		switch {
@@ -80,12 +84,27 @@ func (r *Reading) anyAlive() bool {
 	return false
 }
 
-func overBudget(before, after *Reading) string {
-	b := after.Pack.Budget
+// ended tells of processes that were alive, each once.
+func (r *Reading) ended(before *Reading, told map[string]bool, since time.Time) []string {
+	var gone []string
+	for i := range r.Processes {
+		p := &r.Processes[i]
+		alive := slices.ContainsFunc(before.Processes, func(q Process) bool { return q.Alive && q.key() == p.key() })
+		if p.Alive || !alive || told[p.key()] || p.State != Armed.String() {
+			continue
+		}
+		told[p.key()] = true
+		gone = append(gone, fmt.Sprintf("PID %d exited after %s of watching. Last counts kept in %s.", p.PID, time.Since(since).Round(100*time.Millisecond), filepath.Join(r.Dir, p.key()+".ctr")))
+	}
+	return gone
+}
+
+func overBudget(before, after *Reading, watched time.Duration) string {
+	b := after.Pack.budget()
 	for _, l := range Loads(before, after) {
-		if b.CorePercent > 0 && l.CorePercent > b.CorePercent || b.MaxHitsPerS > 0 && l.HitsPerS > b.MaxHitsPerS {
-			return fmt.Sprintf("disarmed: in PID %d %.0f hits/s × %.2f µs = %.1f%% of a core, budget %g%% and %.0f hits/s.",
-				l.PID, l.HitsPerS, l.NSPerHit/1000, l.CorePercent, b.CorePercent, b.MaxHitsPerS)
+		if l.CorePercent > b.CorePercent || l.HitsPerS > b.MaxHitsPerS {
+			return fmt.Sprintf("disarmed after %.1f s: in PID %d %.0f hits/s × %.2f µs = %.1f%% of a core, budget %g%% and %.0f hits/s.",
+				watched.Seconds(), l.PID, l.HitsPerS, l.NSPerHit/1000, l.CorePercent, b.CorePercent, b.MaxHitsPerS)
 		}
 	}
 	return ""

@@ -204,6 +204,9 @@ func ProbeWatch(ctx context.Context, o ProbeWatchOptions, out Output) error {
 	if err != nil {
 		return err
 	}
+	for _, gone := range w.Ended {
+		out.Progress.Printf("%s\n", term.Safe(gone))
+	}
 	if w.Stopped != "" {
 		out.Progress.Printf("%s\n", term.Safe(w.Stopped))
 	}
@@ -244,6 +247,7 @@ func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, 
 	if err != nil {
 		return "", &UsageError{err}
 	}
+	out.Progress.Printf("probes: %s. Once they are out again, what stays in a process until it ends: the module _culprit_state, and a fork hook that does nothing.\n", dir)
 	pids := []int{pid}
 	if tree {
 		pids = append(pids, slices.DeleteFunc(target.Descendants(pid), probe.IsResourceTracker)...)
@@ -275,7 +279,13 @@ func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, 
 	if attached == 0 {
 		return "", &NoVerdictError{fmt.Errorf("attach to %d: no process took the probes", pid)}
 	}
-	out.Progress.Printf("attached to %d of %d Python processes; counts in %s\n", attached, attached+len(refusals), dir)
+	stalled, refused := 0.0, 0
+	if r, err := probe.Read(dir); err == nil {
+		stalled = r.StallMS()
+		refused = len(slices.DeleteFunc(probe.Results(nil, r), func(r probe.Result) bool { return r.Finding != probe.Unplaced }))
+	}
+	out.Progress.Printf("attached to %d of %d Python processes; placing the probes held Python there for %.0f ms at most; %d of %d probes were refused (culprit probe read says why)\n",
+		attached, attached+len(refusals), stalled, refused, len(p.Probes))
 	return dir, nil
 }
 

@@ -807,6 +807,16 @@ def refuse_compiled(code, qualname, module):
         )
 
 
+class OwnFrame:
+    """A frame of probed code as torch.compile sees it: with its own code."""
+
+    def __init__(self, frame, code):
+        self.frame, self.f_code = frame, code
+
+    def __getattr__(self, name):
+        return getattr(self.frame, name)
+
+
 class Dynamo:
     """Keeps probed code from torch.compile, which would fail on it, and the
     server with it: before it reads a function, the function has its own code
@@ -826,8 +836,7 @@ class Dynamo:
         for kind in list(vars(functions).values()):
             if isinstance(kind, type) and "get_code" in vars(kind):
                 self.replace(kind, "get_code", self.code_of)
-        nothing = getattr(module, "ConvertFrameReturn", lambda: None)
-        self.replace(frames, "__call__", lambda call: self.frame_of(call, nothing))
+        self.replace(frames, "__call__", self.frame_of)
 
     def replace(self, owner, name, wrap):
         old = vars(owner)[name]
@@ -837,12 +846,12 @@ class Dynamo:
     def code_of(self, get_code):
         return lambda variable: self.give_up(get_code(variable))
 
-    def frame_of(self, call, nothing):
-        # The call that is under way goes on as it is; the next one is compiled.
+    def frame_of(self, call):
+        # What is made of its own code runs in the probed frame too: they have
+        # the same variables.
         def look(wrapper, frame, *rest, **more):
-            if self.give_up(frame.f_code) is not frame.f_code:
-                return nothing()
-            return call(wrapper, frame, *rest, **more)
+            own = self.give_up(frame.f_code)
+            return call(wrapper, frame if own is frame.f_code else OwnFrame(frame, own), *rest, **more)
 
         return look
 

@@ -3,7 +3,9 @@
 package probe
 
 import (
+	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,4 +19,13 @@ func mapped(f *os.File, decode func([]byte) (*counters, error)) (*counters, erro
 	}
 	defer unix.Munmap(b) //nolint:errcheck // it was mapped
 	return guarded(b, decode)
+}
+
+// ownerOf is the user that a file belongs to.
+func ownerOf(info fs.FileInfo) (uid int, known bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), true
 }
