@@ -52,6 +52,7 @@ type Assembler struct {
 	calls     []call // by position in the reply
 	lastCall  int    // position of the call that the last delta was for
 	usage     Usage
+	byTier    *CachedByTier
 	hasUsage  bool
 
 	dec   jx.Decoder
@@ -150,7 +151,7 @@ func (a *Assembler) framed() *[]byte {
 func (a *Assembler) learn(data []byte) {
 	c, f := &a.chunk, &a.frame
 	f.head = f.head[:0]
-	if c.texts != 1 || len(c.text) == 0 || len(c.finish) > 0 || c.hasUsage || c.err != nil || len(c.logprobs) > 0 {
+	if c.texts != 1 || len(c.text) == 0 || len(c.finish) > 0 || c.hasUsage || c.byTier != nil || c.err != nil || len(c.logprobs) > 0 {
 		return
 	}
 	switch {
@@ -188,6 +189,9 @@ func (a *Assembler) apply(c *chunk, streamed bool) {
 	}
 	if c.hasUsage {
 		a.usage, a.hasUsage = c.usage, true
+	}
+	if c.byTier != nil {
+		a.byTier = c.byTier
 	}
 
 	text := len(c.content) > 0 || len(c.reasoning) > 0 || len(c.calls) > 0
@@ -326,6 +330,7 @@ func (a *Assembler) Reply() *Reply {
 	}
 	if a.hasUsage {
 		usage := a.usage
+		usage.ByTier = a.byTier
 		r.Usage = &usage
 	}
 	// What is appended later must not be seen through this reply.
@@ -339,7 +344,7 @@ func (a *Assembler) Reset() {
 	a.reply = Reply{}
 	a.content, a.reasoning = a.content[:0], a.reasoning[:0]
 	a.calls, a.lastCall = a.calls[:0], 0
-	a.hasUsage = false
+	a.hasUsage, a.byTier = false, nil
 	a.frame.head = a.frame.head[:0]
 }
 

@@ -64,6 +64,26 @@ func TestAssembler(t *testing.T) {
 			openai.Reply{Content: "ab", Usage: &openai.Usage{PromptTokens: 7, CompletionTokens: 2, TotalTokens: 9, CachedTokens: -1}},
 		},
 		{
+			"cached tokens by tier",
+			[]string{
+				`{"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":6,"cached_tokens_details":{"device":2,"host":4}}}}`,
+			},
+			openai.Reply{Content: "a", Usage: &openai.Usage{PromptTokens: 7, CachedTokens: 6, ByTier: &openai.CachedByTier{Device: 2, Host: 4}}},
+		},
+		{
+			"cached tokens by tier as SGLang says it, before or after the usage",
+			[]string{
+				`{"choices":[],"sglext":{"cached_tokens_details":{"device":1,"host":2,"storage":3,"storage_backend":"file"}}}`,
+				`{"choices":[{"index":0,"delta":{"content":"a"}}],"sglext":null,"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":6,"cached_tokens_details":null}}}`,
+			},
+			openai.Reply{Content: "a", Usage: &openai.Usage{PromptTokens: 7, CachedTokens: 6, ByTier: &openai.CachedByTier{Device: 1, Host: 2, Storage: 3}}},
+		},
+		{
+			"details of cached tokens that say nothing of tiers",
+			[]string{`{"choices":[],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":6,"cached_tokens_details":{"text_tokens":6}}}}`},
+			openai.Reply{Usage: &openai.Usage{PromptTokens: 7, CachedTokens: 6}},
+		},
+		{
 			"usage of wrong types",
 			[]string{`{"choices":[],"usage":{"prompt_tokens":-7,"completion_tokens":"2","total_tokens":9.5}}`},
 			openai.Reply{Usage: &openai.Usage{CachedTokens: -1}, Anomalies: []string{openai.WrongType}},

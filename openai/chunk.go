@@ -20,6 +20,7 @@ type chunk struct {
 	calls              []callDelta // of choice 0
 	logprobs           []TokenLogprob
 	usage              Usage
+	byTier             *CachedByTier
 	err                *APIError
 
 	hasChoices, hasUsage   bool
@@ -74,6 +75,8 @@ func (c *chunk) decode(d *jx.Decoder) error {
 			c.model, err = c.string(d)
 		case "usage":
 			err = c.readUsage(d)
+		case "sglext":
+			err = c.readTiers(d)
 		case "error":
 			err = c.readError(d)
 		case "message", "detail":
@@ -337,14 +340,56 @@ func (c *chunk) readUsage(d *jx.Decoder) error {
 			return c.integer(d, &c.usage.TotalTokens)
 		case "prompt_tokens_details":
 			return c.fields(d, func(key []byte) error {
-				if string(key) == "cached_tokens" {
+				switch string(key) {
+				case "cached_tokens":
 					return c.integer(d, &c.usage.CachedTokens)
+				case cachedByTier:
+					return c.readByTier(d)
 				}
 				return d.Skip()
 			})
 		default:
 			return d.Skip()
 		}
+	})
+}
+
+const cachedByTier = "cached_tokens_details"
+
+// readTiers reads SGLang's extension, which is there when a request has
+// return_cached_tokens_details.
+func (c *chunk) readTiers(d *jx.Decoder) error {
+	if d.Next() != jx.Object {
+		return d.Skip()
+	}
+	return c.fields(d, func(key []byte) error {
+		if string(key) == cachedByTier {
+			return c.readByTier(d)
+		}
+		return d.Skip()
+	})
+}
+
+// readByTier reads numbers by tier. What isn't an object is no news of tiers,
+// and no mistake either: others use the name for other things.
+func (c *chunk) readByTier(d *jx.Decoder) error {
+	if d.Next() != jx.Object {
+		return d.Skip()
+	}
+	var tiers CachedByTier
+	return c.fields(d, func(key []byte) error {
+		switch string(key) {
+		case "device":
+			c.byTier = &tiers
+			return c.integer(d, &tiers.Device)
+		case "host":
+			c.byTier = &tiers
+			return c.integer(d, &tiers.Host)
+		case "storage":
+			c.byTier = &tiers
+			return c.integer(d, &tiers.Storage)
+		}
+		return d.Skip()
 	})
 }
 

@@ -117,7 +117,12 @@ type Usage struct {
 	CompletionTokens int
 	TotalTokens      int
 	CachedTokens     int
+	ByTier           *CachedByTier // nil when the server doesn't say
 }
+
+// CachedByTier is where the cached tokens of a prompt were found:
+// cached_tokens_details, in the usage or in SGLang's sglext.
+type CachedByTier struct{ Device, Host, Storage int }
 
 // TokenLogprob is one generated token with its log-probability (nats) and the
 // alternatives the server gave.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/openai"
 )
 
 // Breakdown is the broken rate of the main phase along one dimension.
@@ -65,12 +66,13 @@ func (b bin) label() string {
 func (r *Recorder) breakdowns() []Breakdown {
 	corrupt := r.corruptClasses()
 	var rows []*row
-	tokens, hasLegs := true, false
+	tokens, hasLegs, tiers := true, false, false
 	for i := range r.rows {
 		if w := &r.rows[i]; w.phase == history.Main && w.trials&corrupt != 0 {
 			rows = append(rows, w)
 			tokens = tokens && w.promptTokens > 0
 			hasLegs = hasLegs || w.leg != ""
+			tiers = tiers || w.tier > cacheHit
 		}
 	}
 	// Where a round has several legs, which one matters more than when.
@@ -94,6 +96,9 @@ func (r *Recorder) breakdowns() []Breakdown {
 	}
 	dimensions = append(
 		dimensions,
+		dimension{by: "cache tier", of: func(_ int, w *row) (bin, bool) {
+			return bin{order: int(w.tier), text: tierNames[w.tier]}, tiers
+		}},
 		dimension{by: "cached share of prompt", of: func(_ int, w *row) (bin, bool) { return cachedShare(w), true }},
 		dimension{by: "recall distance", of: func(_ int, w *row) (bin, bool) { return few(w.distance), w.distance >= 0 }},
 	)
@@ -208,4 +213,36 @@ func cachedShare(w *row) bin {
 	default:
 		return bin{order: 6, text: "over 100%"}
 	}
+}
+
+// tier is the slowest tier of the cache that a prompt's tokens came from: what
+// restores them is the likeliest to restore them wrong.
+type tier uint8
+
+const (
+	tierUnknown tier = iota
+	cacheMiss
+	cacheHit // in a tier that the server doesn't name
+	deviceTier
+	hostTier
+	storageTier
+)
+
+var tierNames = [...]string{tierUnknown: "not reported", cacheMiss: "miss", cacheHit: "hit", deviceTier: "device", hostTier: "host", storageTier: "storage"}
+
+func tierOf(u *openai.Usage) tier {
+	t := u.ByTier
+	switch {
+	case t != nil && t.Storage > 0:
+		return storageTier
+	case t != nil && t.Host > 0:
+		return hostTier
+	case t != nil && t.Device > 0:
+		return deviceTier
+	case u.CachedTokens < 0:
+		return tierUnknown
+	case u.CachedTokens == 0:
+		return cacheMiss
+	}
+	return cacheHit
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/culprit-project/culprit/history"
+	"github.com/culprit-project/culprit/openai"
 )
 
 // lines shows a breakdown: each bin's label and counts.
@@ -54,6 +55,19 @@ func TestBreakdowns(t *testing.T) {
 		{
 			"cached share", 6, func(i int, w *row) { w.promptTokens, w.cachedTokens = 100, []int{-1, 0, 20, 50, 60, 100}[i] },
 			map[string][]string{"cached share of prompt": {"not reported: 1/1", "none: 0/1", "up to 25%: 1/1", "25 to 50%: 0/1", "50 to 75%: 1/1", "75 to 100%: 0/1"}},
+		},
+		{
+			"cache tier: the slowest that a prompt came from", 6, func(i int, w *row) {
+				w.tier = tierOf(&[]openai.Usage{
+					{CachedTokens: -1}, {}, {CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 9}}, {CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 8}},
+					{CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 1, Storage: 7}}, {CachedTokens: 9},
+				}[i])
+			},
+			map[string][]string{"cache tier": {"not reported: 1/1", "miss: 0/1", "hit: 0/1", "device: 1/1", "host: 0/1", "storage: 1/1"}},
+		},
+		{
+			"no cache tier where the server names none", 6, func(i int, w *row) { w.tier = tierOf(&openai.Usage{CachedTokens: i - 1}) },
+			map[string][]string{"cache tier": nil},
 		},
 	}
 	for _, test := range tests {

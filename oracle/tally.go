@@ -32,6 +32,7 @@ type row struct {
 	requestBytes       int
 	promptTokens       int // -1 when not reported
 	cachedTokens       int // -1 when not reported
+	tier               tier
 	distance           int // turns between telling and asking; -1 when nothing was to be recalled
 	planned, sent, end time.Duration
 	outcome            history.Outcome
@@ -132,7 +133,7 @@ func (r *Recorder) add(v *View) {
 		w.distance = op.Expect.Distance
 	}
 	if u := v.Reply.Usage; u != nil {
-		w.promptTokens, w.cachedTokens = u.PromptTokens, u.CachedTokens
+		w.promptTokens, w.cachedTokens, w.tier = u.PromptTokens, u.CachedTokens, tierOf(u)
 	}
 	r.index[op.ID] = len(r.rows)
 	r.rows = append(r.rows, w)
