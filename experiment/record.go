@@ -138,6 +138,7 @@ type Record struct {
 	Case     *Case
 	Trials   []Trial
 	Beliefs  []*search.Progress // after each trial; nil where it isn't there
+	Asked    []Trial            // what hypotheses asked for, each on a launch of its own
 	Untested []Unmet
 	Base     *Base   // nil: the case asks for no control
 	Result   *Result // its status is running while it goes on
@@ -150,28 +151,18 @@ func ReadHunt(dir string) (*Record, error) {
 		return nil, err
 	}
 	r := &Record{Dir: dir, Case: c}
-	entries, err := os.ReadDir(filepath.Join(dir, RunsDir))
-	if err != nil {
-		return nil, fmt.Errorf("read hunt: %w", err)
+	if r.Trials, err = readTrials(dir, RunsDir); err != nil {
+		return nil, err
 	}
-	for _, e := range entries {
-		if !e.IsDir() || filepath.Ext(e.Name()) == ".partial" {
-			continue
-		}
-		var t Trial
-		ok, err := readJSON(filepath.Join(dir, RunsDir, e.Name(), TrialFile), &t)
-		if err != nil {
-			return nil, err
-		}
-		if !ok || t.Observation == nil {
-			continue // still running, or killed
-		}
+	if r.Asked, err = readTrials(dir, ExperimentsDir); err != nil {
+		return nil, err
+	}
+	for _, t := range r.Trials {
 		var belief search.Progress
-		ok, err = readJSON(filepath.Join(dir, RunsDir, e.Name(), BeliefFile), &belief)
+		ok, err := readJSON(filepath.Join(dir, t.Dir, BeliefFile), &belief)
 		if err != nil {
 			return nil, err
 		}
-		r.Trials = append(r.Trials, t)
 		if ok {
 			r.Beliefs = append(r.Beliefs, &belief)
 		} else {
@@ -200,6 +191,53 @@ func ReadHunt(dir string) (*Record, error) {
 		r.Result = &result
 	}
 	return r, err
+}
+
+// readTrials reads the trials that have come to their end.
+func readTrials(dir, under string) (trials []Trial, err error) {
+	entries, err := os.ReadDir(filepath.Join(dir, under))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read hunt: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() || filepath.Ext(e.Name()) == ".partial" {
+			continue
+		}
+		var t Trial
+		ok, err := readJSON(filepath.Join(dir, under, e.Name(), TrialFile), &t)
+		if err != nil {
+			return nil, err
+		}
+		if !ok || t.Observation == nil {
+			continue // still running, or killed
+		}
+		t.Dir = filepath.Join(under, e.Name())
+		trials = append(trials, t)
+	}
+	return trials, nil
+}
+
+// AskedArms pools what hypotheses asked for by arm, in the order of running.
+func (r *Record) AskedArms() []search.Evidence {
+	launches := map[string][]stats.Cluster{}
+	var arms []design.Arm
+	for _, t := range r.Asked {
+		if !t.counts() {
+			continue
+		}
+		key := t.Proposal.Arm.Hash()
+		if launches[key] == nil {
+			arms = append(arms, t.Proposal.Arm)
+		}
+		launches[key] = append(launches[key], stats.Cluster{Failures: t.Observation.Failures, Trials: t.Observation.Requests})
+	}
+	var out []search.Evidence
+	for _, arm := range arms {
+		e := pool(launches[arm.Hash()], stats.Dispersed())
+		e.Arm = arm
+		out = append(out, e)
+	}
+	return out
 }
 
 // ReadAttestation reads what was really running in a run.

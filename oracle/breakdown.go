@@ -20,8 +20,9 @@ type Breakdown struct {
 
 // Bin is one stretch of a dimension.
 type Bin struct {
-	Label string `json:"label"`
-	Rate  Rate   `json:"rate"`
+	Label string  `json:"label"`
+	Rate  Rate    `json:"rate"`
+	Ops   []int64 `json:"ops,omitempty"` // the broken ones
 }
 
 // ByIndex is the dimension that cuts the main phase into equal parts, by order
@@ -136,7 +137,7 @@ func (d *dimension) breakdown(rows []*row, corrupt classSet) Breakdown {
 			merged[order] = next
 		}
 	}
-	rates := map[int]*bySession{}
+	rates, broken := map[int]*bySession{}, map[int][]int64{}
 	for i, w := range rows {
 		order := place[i]
 		for next, ok := merged[order]; ok; next, ok = merged[order] {
@@ -148,12 +149,16 @@ func (d *dimension) breakdown(rows []*row, corrupt classSet) Breakdown {
 		if rates[order] == nil {
 			rates[order] = &bySession{}
 		}
-		rates[order].add(w.session, w.violations&corrupt != 0)
+		failed := w.violations&corrupt != 0
+		rates[order].add(w.session, failed)
+		if failed {
+			broken[order] = append(broken[order], w.id)
+		}
 	}
 	b := Breakdown{By: d.by}
 	for _, order := range orders {
 		if rate := rates[order]; rate != nil {
-			b.Bins = append(b.Bins, Bin{Label: bins[order].label(), Rate: rateOf(rate.all)})
+			b.Bins = append(b.Bins, Bin{Label: bins[order].label(), Rate: rateOf(rate.all), Ops: broken[order]})
 		}
 	}
 	return b

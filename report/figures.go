@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/culprit-project/culprit/oracle"
@@ -11,9 +10,9 @@ import (
 
 // rates is a table of rates with their intervals, all drawn to one scale.
 type rates struct {
-	Of   string // what a row is
-	Top  string // the scale's end
-	Foot string
+	Of    string // what a row is
+	Scale chart
+	Foot  string
 	// Launched says that the rows have launches.
 	Launched bool
 	Rows     []rateRow
@@ -21,23 +20,20 @@ type rates struct {
 
 type rateRow struct {
 	Name, Note                     string
-	Trials                         []int // by number
+	Trials                         []trialLink
 	Launches, Broken, Rate, Bounds string
-	Whisker                        whisker
+	Ops                            *opLinks // behind Broken
+	Whisker                        chart
 
 	rate, low, high float64
 	failures        int
 }
 
-// whisker is a point with its interval, in a box of 200 by 16.
-type whisker struct {
-	Class, Label string
-	At, Low      float64
-	High         float64
-	Open         bool // nothing failed
+// trialLink leads to a trial.
+type trialLink struct {
+	N    int
+	Href string
 }
-
-const whiskerWidth = 200
 
 func evidenceRow(name string, e search.Evidence) rateRow {
 	row := rateRow{Name: name, Launches: fmt.Sprint(e.Launches)}
@@ -45,9 +41,10 @@ func evidenceRow(name string, e search.Evidence) rateRow {
 	return row
 }
 
-func oracleRow(name string, r oracle.Rate) rateRow {
-	row := rateRow{Name: name}
+func oracleRow(name string, r oracle.Rate, ops []int64, shown map[int64]bool) rateRow {
+	row := rateRow{Name: visible(name)}
 	row.set(r.Failures, r.Trials, r.Rate, r.Low, r.High)
+	row.Ops = linksTo(row.Broken, ops, shown)
 	return row
 }
 
@@ -68,50 +65,10 @@ func newRates(of string, rows []rateRow) *rates {
 			break
 		}
 	}
-	at := func(x float64) float64 { return round(5 + (whiskerWidth-10)*min(max(x/top, 0), 1)) }
 	for i := range rows {
-		r := &rows[i]
-		r.Whisker = whisker{Class: "clean", Label: fmt.Sprintf("%s, 95%% %s", r.Rate, r.Bounds), At: at(r.rate), Low: at(r.low), High: at(r.high), Open: r.failures == 0}
-		if r.failures > 0 {
-			r.Whisker.Class = "fails"
-		}
+		rows[i].Whisker = newWhisker(&rows[i], top)
 	}
-	return &rates{Of: of, Top: short(top), Rows: rows, Launched: len(rows) > 0 && rows[0].Launches != ""}
-}
-
-func round(x float64) float64 { return math.Round(10*x) / 10 }
-
-// steps are probabilities trial by trial, a row of bars each.
-type steps struct {
-	From, To int
-	Rows     []stepRow
-}
-
-type stepRow struct {
-	Name, Label, End string
-	Width            int
-	Bars             []stepBar
-}
-
-type stepBar struct {
-	X, Y, H float64
-	Title   string
-}
-
-const stepWidth = 10
-
-func (s *steps) add(name string, first int, values []float64) {
-	row := stepRow{Name: name, Width: stepWidth * len(values)}
-	for i, v := range values {
-		if v > 0.001 {
-			row.Bars = append(row.Bars, stepBar{float64(i * stepWidth), round(100 - 100*v), round(100 * v), fmt.Sprintf("trial %d: %s", first+i, short(v))})
-		}
-	}
-	if n := len(values); n > 0 {
-		row.End = short(values[n-1])
-		row.Label = fmt.Sprintf("%s: from %s to %s", name, short(values[0]), row.End)
-	}
-	s.Rows = append(s.Rows, row)
+	return &rates{Of: of, Scale: newScale(top), Rows: rows, Launched: len(rows) > 0 && rows[0].Launches != ""}
 }
 
 // opList names ops, the first few.

@@ -27,9 +27,13 @@ var pageText string
 //go:embed style.css
 var style string
 
+//go:embed live.js
+var liveScript string
+
 // The page is safe to open whatever a model wrote: every text goes through
 // html/template, and the page's own policy allows no script, no request and no
-// style but its own.
+// style but its own. A page that is served while its hunt runs has one script,
+// ours, which asks for nothing but the page itself.
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
 // page is what the template shows. Texts in it are plain; what models and
@@ -42,15 +46,24 @@ type page struct {
 	Run                          *runPage
 	Again                        []Command
 	Tool, Made                   string
+	Hypotheses                   []hypothesisPage
+	Evidence                     string
 	Style                        template.CSS
-	StyleHash                    string
+	Policy                       string
+	Live                         bool
+	Now                          string
+	Script                       template.JS
 }
 
 type section struct{ ID, Title string }
 
 func (p *page) write(w io.Writer) error {
-	sum := sha256.Sum256([]byte(style))
-	p.Style, p.StyleHash = template.CSS(style), base64.StdEncoding.EncodeToString(sum[:]) //nolint:gosec // it is ours
+	p.Style = template.CSS(style) //nolint:gosec // it is ours
+	p.Policy = "default-src 'none'; style-src " + source(style) + "; img-src data:; base-uri 'none'; form-action 'none'"
+	if p.Live {
+		p.Script = template.JS(liveScript) //nolint:gosec // it is ours
+		p.Policy += "; script-src " + source(liveScript) + "; connect-src 'self'"
+	}
 	for i, c := range p.Again {
 		p.Again[i] = Command{visible(c.Shows), visible(c.Line)}
 	}
@@ -63,21 +76,54 @@ func (p *page) write(w io.Writer) error {
 	return nil
 }
 
-// HuntPage writes the page of a hunt. dir is where its links start from: the
-// hunt's own directory.
-func HuntPage(w io.Writer, r *experiment.Record, tool string, made time.Time, again []Command) error {
+// source names a text in a page's policy.
+func source(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
+
+// PageOptions is what a hunt's page shows beside its record.
+type PageOptions struct {
+	Tool       string // name and version of the program
+	Made       time.Time
+	Again      []Command
+	Hypotheses *Standing // nil where the case has none
+	// Live is of a page that is served while the hunt goes on; Now says what it
+	// is doing.
+	Live bool
+	Now  string
+}
+
+// HuntPage writes the page of a hunt. Its links start from the hunt's own
+// directory.
+func HuntPage(w io.Writer, r *experiment.Record, o PageOptions) error {
 	word, _ := statusWord(r.Result.Status)
 	p := page{
-		Title: filepath.Base(r.Dir), Word: word, Class: "warn", Again: slices.Clone(again),
-		Tool: tool, Made: made.Format("2006-01-02 15:04"), Hunt: newHuntPage(r),
+		Title: filepath.Base(r.Dir), Word: word, Class: "warn", Again: slices.Clone(o.Again),
+		Tool: o.Tool, Made: o.Made.Format("2006-01-02 15:04"), Hunt: newHuntPage(r), Live: o.Live, Now: visible(o.Now),
 	}
 	said := sentences(r)
-	p.Sentence, p.Reasons = said[0], []string{strings.Join(said[1:], " ")}
-	if r.Result.Status == search.Found {
+	p.Sentence = said[0]
+	if len(said) > 1 {
+		p.Reasons = []string{strings.Join(said[1:], " ")}
+	}
+	if o.Hypotheses != nil && len(o.Hypotheses.Hypotheses) > 0 {
+		p.Hypotheses, p.Evidence = newHypothesisPages(o.Hypotheses, r.Dir), standingSentence(o.Hypotheses)
+	}
+	switch {
+	case r.Result.Status == search.Found:
 		p.Class = "fails"
 		p.Reasons = append(p.Reasons, claimScope(r))
+	case r.Result.Status != search.Running:
+	case len(r.Trials) == 0 && p.Hypotheses != nil:
+		p.Word, p.Sentence, p.Evidence = "HYPOTHESES", p.Evidence, ""
+	case o.Live:
+		p.Word, p.Sentence = "HUNTING", soFar(r)
 	}
 	p.Sections = p.Hunt.sections()
+	if p.Hypotheses != nil {
+		p.Sections = append(p.Sections, section{"hypotheses", "Hypotheses"})
+	}
 	if worst := r.Worst(); worst != nil {
 		dir := filepath.Join(r.Dir, worst.Dir)
 		v, err := experiment.ReadVerdict(dir)
@@ -92,6 +138,20 @@ func HuntPage(w io.Writer, r *experiment.Record, tool string, made time.Time, ag
 	}
 	p.Sections = append(p.Sections, p.Hunt.recordSections()...)
 	return p.write(w)
+}
+
+// soFar says what a hunt that goes on thinks.
+func soFar(r *experiment.Record) string {
+	text := fmt.Sprintf("The hunt goes on, after %s in %s.", counted(len(r.Trials), "trial", "trials"), counted(r.Result.Launches, "launch", "launches"))
+	for _, b := range slices.Backward(r.Beliefs) {
+		if b == nil {
+			continue
+		}
+		if now := leading(*b); now != "" {
+			return text + " The likeliest causes now: " + now + "."
+		}
+	}
+	return text
 }
 
 // RunPage writes the page of a run.

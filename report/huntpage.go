@@ -21,6 +21,7 @@ type huntPage struct {
 	WaysOut     []wayOutRow
 	Levels      *rates
 	Arms        rates
+	Asked       rates // what hypotheses asked for
 	Posterior   *posteriorPage
 	Differences []difference
 	Uncounted   []string
@@ -39,7 +40,7 @@ type levelRow struct{ Factor, Note, Suspect, Safe string }
 
 type wayOutRow struct{ Setting, Cost string }
 
-type posteriorPage struct{ Factors, Sets *steps }
+type posteriorPage struct{ Factors, Sets beliefPage }
 
 type difference struct {
 	Arm  string
@@ -68,6 +69,7 @@ func (p *huntPage) sections() []section {
 	add(p.WaysOut != nil, "out", "Way out")
 	add(p.Levels != nil, "levels", "Other levels")
 	add(len(p.Arms.Rows) > 0, "arms", "Arms")
+	add(len(p.Asked.Rows) > 0, "asked", "Arms asked for")
 	add(p.Posterior != nil, "posterior", "What the search thought")
 	return out
 }
@@ -80,7 +82,10 @@ func (p *huntPage) recordSections() []section {
 	if p.Uncounted != nil {
 		out = append(out, section{"void", "Not counted"})
 	}
-	return append(out, section{"trials", "Trials"})
+	if p.Trials != nil {
+		out = append(out, section{"trials", "Trials"})
+	}
+	return out
 }
 
 func newHuntPage(r *experiment.Record) *huntPage {
@@ -107,6 +112,7 @@ func newHuntPage(r *experiment.Record) *huntPage {
 		p.Levels = newRates("level", rows)
 	}
 	p.Arms = *newRates("arm", armRows(r))
+	p.Asked = *newRates("arm", askedRows(r))
 	p.Posterior = newPosterior(r)
 	p.Differences = differences(r)
 	if text := baseText(r.Base); text != "" {
@@ -151,11 +157,11 @@ func newCausePage(r *experiment.Record, i int, c search.Cause) causePage {
 
 // armRows has each arm that ran, by the last interval that the search had.
 func armRows(r *experiment.Record) []rateRow {
-	trials := map[string][]int{}
+	trials := map[string][]trialLink{}
 	for i, t := range r.Trials {
 		if t.Observation.Requests > 0 {
 			key := t.Proposal.Arm.Hash()
-			trials[key] = append(trials[key], i+1)
+			trials[key] = append(trials[key], trialLink{i + 1, fmt.Sprintf("#trial%d", i+1)})
 		}
 	}
 	var seen []search.Evidence
@@ -165,6 +171,23 @@ func armRows(r *experiment.Record) []rateRow {
 			break
 		}
 	}
+	return evidenceRows(r, seen, trials)
+}
+
+// askedRows has each arm that a hypothesis asked for.
+func askedRows(r *experiment.Record) []rateRow {
+	trials := map[string][]trialLink{}
+	for i, t := range r.Asked {
+		if t.Observation.Requests > 0 {
+			key := t.Proposal.Arm.Hash()
+			trials[key] = append(trials[key], trialLink{i + 1, filepath.ToSlash(filepath.Join(t.Dir, experiment.VerdictFile))})
+		}
+	}
+	return evidenceRows(r, r.AskedArms(), trials)
+}
+
+// evidenceRows are the most broken first.
+func evidenceRows(r *experiment.Record, seen []search.Evidence, trials map[string][]trialLink) []rateRow {
 	slices.SortStableFunc(seen, func(a, b search.Evidence) int { return cmp.Compare(brokenShare(b), brokenShare(a)) })
 	var rows []rateRow
 	for _, e := range seen {
@@ -189,68 +212,82 @@ func newPosterior(r *experiment.Record) *posteriorPage {
 	if first < 0 {
 		return nil
 	}
-	draw := func(rows []stepRow, of func(row int, b *search.Progress) float64) *steps {
-		s := &steps{From: first + 1, To: last + 1}
-		for i, row := range rows {
-			var values []float64
-			for _, b := range r.Beliefs[first : last+1] {
-				value := 0.0
-				if b != nil {
-					value = of(i, b)
-				}
-				values = append(values, value)
+	over := func(name string, of func(*search.Progress) float64) belief {
+		list := belief{Name: name}
+		for _, b := range r.Beliefs[first : last+1] {
+			value := 0.0
+			if b != nil {
+				value = of(b)
 			}
-			s.add(row.Name, first+1, values)
+			list.Values = append(list.Values, value)
 		}
-		return s
+		return list
 	}
-	var factors []stepRow
+	var factors, sets []belief
 	for _, f := range r.Case.Space.Factors {
 		if !slices.ContainsFunc(r.Untested, func(u experiment.Unmet) bool { return u.Factor == f.Name }) {
-			factors = append(factors, stepRow{Name: f.Name})
+			factors = append(factors, over(f.Name, func(b *search.Progress) float64 { return b.Needed[f.Name] }))
 		}
 	}
-	p := &posteriorPage{Factors: draw(factors, func(i int, b *search.Progress) float64 { return b.Needed[factors[i].Name] })}
-
-	type set struct {
-		arm  design.Arm
-		most float64
-	}
-	var sets []*set
-	find := func(arm design.Arm) *set {
-		i := slices.IndexFunc(sets, func(s *set) bool { return s.arm.Hash() == arm.Hash() })
-		if i < 0 {
-			sets = append(sets, &set{arm: arm})
-			i = len(sets) - 1
-		}
-		return sets[i]
-	}
-	for _, b := range r.Beliefs {
-		if b != nil {
+	for _, set := range leadingSets(r) {
+		sets = append(sets, over(setNames(set), func(b *search.Progress) float64 {
 			for _, l := range b.Leading {
-				s := find(l.Set)
-				s.most = max(s.most, l.Probability)
+				if l.Set.Hash() == set.Hash() {
+					return l.Probability
+				}
 			}
-		}
+			return 0
+		}))
 	}
-	slices.SortStableFunc(sets, func(a, b *set) int { return cmp.Compare(b.most, a.most) })
-	const mostSets = 8
-	sets = sets[:min(len(sets), mostSets)]
-	var rows []stepRow
-	for _, s := range sets {
-		rows = append(rows, stepRow{Name: setNames(s.arm)})
-	}
-	p.Sets = draw(append(rows, stepRow{Name: "none of these"}), func(i int, b *search.Progress) float64 {
-		if i == len(sets) {
-			return b.None
+	sets = append(sets, over("none of these", func(b *search.Progress) float64 { return b.None }))
+	return &posteriorPage{newBeliefPage(first+1, factors), newBeliefPage(first+1, sets)}
+}
+
+// leadingSets are the sets that were ever among the likeliest, the likeliest
+// first.
+func leadingSets(r *experiment.Record) []design.Arm {
+	const most = 8
+	var sets []design.Arm
+	likeliest := map[string]float64{}
+	for _, b := range r.Beliefs {
+		if b == nil {
+			continue
 		}
 		for _, l := range b.Leading {
-			if l.Set.Hash() == sets[i].arm.Hash() {
-				return l.Probability
+			key := l.Set.Hash()
+			if _, seen := likeliest[key]; !seen {
+				sets = append(sets, l.Set)
 			}
+			likeliest[key] = max(likeliest[key], l.Probability)
 		}
-		return 0
-	})
+	}
+	slices.SortStableFunc(sets, func(a, b design.Arm) int { return cmp.Compare(likeliest[b.Hash()], likeliest[a.Hash()]) })
+	return sets[:min(len(sets), most)]
+}
+
+// beliefPage is beliefs as a chart and as a table.
+type beliefPage struct {
+	Chart chart
+	Names []string
+	Rows  []beliefRow
+}
+
+type beliefRow struct {
+	Trial  int
+	Values []string
+}
+
+func newBeliefPage(first int, list []belief) beliefPage {
+	p := beliefPage{Chart: newBeliefs(first, list)}
+	for _, b := range list {
+		p.Names = append(p.Names, b.Name)
+		for i, v := range b.Values {
+			if i == len(p.Rows) {
+				p.Rows = append(p.Rows, beliefRow{Trial: first + i})
+			}
+			p.Rows[i].Values = append(p.Rows[i].Values, short(v))
+		}
+	}
 	return p
 }
 

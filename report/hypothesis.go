@@ -16,6 +16,7 @@ import (
 // Standing is where the hypotheses of a case stand.
 type Standing struct {
 	Case       string       `json:"case"`
+	Dir        string       `json:"-"`        // where sources of evidence are named from
 	Evidence   int          `json:"evidence"` // pieces of it
 	Hypotheses []Hypothesis `json:"hypotheses"`
 }

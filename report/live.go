@@ -223,6 +223,9 @@ func phaseWord(p search.Phase) string {
 	return string(p)
 }
 
+// ArmText names an arm in words.
+func ArmText(space design.Space, a design.Arm) string { return term.Safe(arm(space, a)) }
+
 // arm names what is safe in it, or what isn't where that is shorter. A factor
 // that takes no effect isn't varied, so the arm doesn't have it.
 func arm(space design.Space, a design.Arm) string {

@@ -2,10 +2,7 @@ package report
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +20,8 @@ type runPage struct {
 	Title, Where, Broken string
 	Phases               []phaseRow
 	Timeline             *timeline
+	Ops                  []opPage
+	OpsLeft              int
 	Classes              *rates
 	Breakdowns           []breakdownPage
 	Examples             []examplePage
@@ -42,6 +41,7 @@ type breakdownPage struct {
 
 type examplePage struct {
 	Class, Where, Note, Command string
+	Op                          int64 // 0 where it isn't on the page
 	Want, Got                   []piece
 }
 
@@ -60,6 +60,9 @@ func (p *runPage) sections() []section {
 	}
 	if p.Examples != nil {
 		out = append(out, section{"examples", "Wanted and got"})
+	}
+	if p.Ops != nil {
+		out = append(out, section{"ops", "Requests"})
 	}
 	return out
 }
@@ -81,7 +84,24 @@ func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
 		}
 		p.Phases = append(p.Phases, row)
 	}
-	p.classes(v)
+	command := func(op int64) string { return fmt.Sprintf("culprit check --op %d %s", op, quoted(cmp.Or(where, dir))) }
+	examples := worst(v)
+	var first []int64
+	for _, e := range examples {
+		if e.Op != 0 {
+			first = append(first, e.Op)
+		}
+	}
+	r, err := readRequests(filepath.Join(dir, experiment.HistoryFile), v, first, command)
+	if err != nil {
+		return nil, err
+	}
+	p.Timeline, p.Ops, p.OpsLeft = r.timeline, r.broken, r.left
+	shown := map[int64]bool{}
+	for _, op := range p.Ops {
+		shown[op.ID] = true
+	}
+	p.classes(v, shown)
 	if v.Broken.Main.Failures > 0 {
 		for _, b := range v.Breakdowns {
 			if len(b.Bins) < 2 {
@@ -89,29 +109,26 @@ func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
 			}
 			var rows []rateRow
 			for _, bin := range b.Bins {
-				rows = append(rows, oracleRow(bin.Label, bin.Rate))
+				rows = append(rows, oracleRow(bin.Label, bin.Rate, bin.Ops, shown))
 			}
 			p.Breakdowns = append(p.Breakdowns, breakdownPage{"by " + b.By, newRates("", rows)})
 		}
 	}
-	command := func(op int64) string { return fmt.Sprintf("culprit check --op %d %s", op, cmp.Or(where, dir)) }
-	for _, e := range worst(v) {
+	for _, e := range examples {
 		want, got := marked(e.Want, e.Got)
 		x := examplePage{Class: string(e.class), Note: visible(e.Note), Want: want, Got: got}
 		if e.Op != 0 {
 			x.Where, x.Command = strings.TrimPrefix(e.where(), " in "), command(e.Op)
+			if shown[e.Op] {
+				x.Op = e.Op
+			}
 		}
 		p.Examples = append(p.Examples, x)
 	}
-	var err error
-	p.Timeline, err = newTimeline(filepath.Join(dir, experiment.HistoryFile), v)
-	if p.Timeline != nil && len(v.Broken.Ops) > 0 {
-		p.Timeline.Ops, p.Timeline.Command = opList(v.Broken.Ops), command(v.Broken.Ops[0])
-	}
-	return p, err
+	return p, nil
 }
 
-func (p *runPage) classes(v *oracle.Verdict) {
+func (p *runPage) classes(v *oracle.Verdict, shown map[int64]bool) {
 	var rows []rateRow
 	quiet := 0
 	for _, c := range v.Classes {
@@ -119,7 +136,7 @@ func (p *runPage) classes(v *oracle.Verdict) {
 			quiet++
 			continue
 		}
-		row := oracleRow(string(c.Class), c.Main)
+		row := oracleRow(string(c.Class), c.Main, c.Ops, shown)
 		if c.Control != nil {
 			row.Note = fmt.Sprintf("alone and cold %d of %d", c.Control.Failures, c.Control.Trials)
 		}
@@ -146,117 +163,4 @@ func marked(want, got string) (left, right []piece) {
 		}
 	}
 	return left, right
-}
-
-// timeline is a run's requests under load, a bar each.
-type timeline struct {
-	RowIs, Left, Label string
-	Height             int
-	Bars               []timeBar
-	Ticks              []string
-	Ops, Command       string
-}
-
-type timeBar struct {
-	Class, Title string
-	X, W         float64
-	Y, H         int
-}
-
-const (
-	timelineWidth = 1000
-	mostBars      = 4000
-	mostRows      = 160
-)
-
-// newTimeline is nil where there is no history.
-func newTimeline(path string, v *oracle.Verdict) (*timeline, error) {
-	r, err := history.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	type bar struct {
-		id       int64
-		session  int
-		turn     int
-		from, to time.Duration
-		broken   bool
-		row      int
-	}
-	broken := map[int64]bool{}
-	for _, id := range v.Broken.Ops {
-		broken[id] = true
-	}
-	var bars []bar
-	sessions, left := 0, 0
-	for {
-		record, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		op := record.Op
-		if op == nil || op.Phase != history.Main {
-			continue
-		}
-		if len(bars) >= mostBars && !broken[op.ID] || len(bars) >= 2*mostBars {
-			left++
-			continue
-		}
-		bars = append(bars, bar{op.ID, op.Session, op.Turn, op.Sent, max(op.LastByte, op.Sent), broken[op.ID], op.Session})
-		sessions = max(sessions, op.Session+1)
-	}
-	if len(bars) == 0 {
-		return nil, nil
-	}
-	slices.SortFunc(bars, func(a, b bar) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.id, b.id)) })
-	t := &timeline{RowIs: "a conversation"}
-	rows := sessions
-	if sessions > mostRows {
-		// As few rows as there were requests open at once.
-		t.RowIs = "a place among the requests that were open at once"
-		var free []time.Duration
-		for i := range bars {
-			row := slices.IndexFunc(free, func(at time.Duration) bool { return at <= bars[i].from })
-			if row < 0 {
-				row = len(free)
-				free = append(free, 0)
-			}
-			free[row], bars[i].row = bars[i].to, row
-		}
-		rows = len(free)
-	}
-	from, to := bars[0].from, bars[0].to
-	for _, b := range bars {
-		to = max(to, b.to)
-	}
-	each := max(min(400/rows, 12), 3)
-	t.Height = each * rows
-	scale := timelineWidth / max(float64(to-from), 1)
-	n := 0
-	for _, b := range bars {
-		x := timeBar{Class: "sound", X: round(float64(b.from-from) * scale), W: max(round(float64(b.to-b.from)*scale), 1), Y: b.row * each, H: max(each-2, 1)}
-		x.Title = fmt.Sprintf("op %d, session %d, round %d", b.id, b.session, b.turn+1)
-		if b.broken {
-			x.Class, x.H = "broken", max(each-1, 1)
-			x.Title += ": broken"
-			n++
-		}
-		t.Bars = append(t.Bars, x)
-	}
-	t.Label = fmt.Sprintf("%d requests over %s, %d of them broken", len(bars), term.Duration(to-from), n)
-	if left > 0 {
-		t.Left = fmt.Sprintf("%s sound requests more are left out.", count(left))
-	}
-	for i := range 5 {
-		t.Ticks = append(t.Ticks, term.Duration((to-from)*time.Duration(i)/4))
-	}
-	t.Ticks[0] = "0"
-	return t, nil
 }

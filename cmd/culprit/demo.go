@@ -24,6 +24,7 @@ var demoCase string
 type demoCommand struct {
 	Fault string `default:"capture-alias" placeholder:"NAME" help:"Which of the lab's faults to hunt; \"culprit lab faults\" explains them (default: ${default})."`
 	Dir   string `short:"o" name:"output" type:"path" placeholder:"DIR" help:"Directory to create (default: runs/TIME-demo)."`
+	UI    uiFlag `name:"ui" placeholder:"ADDR" help:"Serve the page while the hunt runs, at a free port of 127.0.0.1; --ui=ADDR serves it elsewhere."`
 	Seed  uint64 `default:"1" placeholder:"N" help:"Of the search (default: ${default})."`
 }
 
@@ -49,7 +50,7 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, MinRate: fault.minRate, Launcher: launcher, Tool: version()},
+	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, MinRate: fault.minRate, UI: string(c.UI), Launcher: launcher, Tool: version()},
 		app.Output{Screen: newScreen(os.Stdout), JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err

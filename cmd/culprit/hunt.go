@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/culprit-project/culprit/internal/app"
 	"github.com/culprit-project/culprit/search"
 )
@@ -21,7 +23,8 @@ type huntCommand struct {
 	APIKey     string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
 	Header     map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
 	formatFlag
-	DryRun bool `help:"Say what is varied and what it may cost, and launch nothing."`
+	UI     uiFlag `name:"ui" placeholder:"ADDR" help:"Serve the page while the hunt runs, at a free port of 127.0.0.1; --ui=ADDR serves it elsewhere."`
+	DryRun bool   `help:"Say what is varied and what it may cost, and launch nothing."`
 
 	sweepFlags
 	BaseURL      string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
@@ -41,7 +44,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 	status, err := app.Hunt(ctx, app.HuntOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
-		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, Launcher: launcher, Tool: version(),
+		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Launcher: launcher, Tool: version(),
 		Sweep: c.sweep(c.BaseURL),
 		Load: app.RunOptions{
 			Kind: c.Workload, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Concurrency: c.Concurrency,
@@ -51,6 +54,23 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	return hunted(status)
+}
+
+// uiFlag is an address, which needn't be given.
+type uiFlag string
+
+// IsBool says that the flag needs no value.
+func (*uiFlag) IsBool() bool { return true }
+
+// Decode takes what kong has of the flag: true, or what follows "=".
+func (f *uiFlag) Decode(ctx *kong.DecodeContext) error {
+	*f = "127.0.0.1:0"
+	if t := ctx.Scan.Peek(); t.Type == kong.FlagValueToken {
+		if text, ok := ctx.Scan.Pop().Value.(string); ok {
+			*f = uiFlag(text)
+		}
+	}
+	return nil
 }
 
 // hunted turns what a hunt came to into a command's result: a finding is

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 
 	"github.com/culprit-project/culprit/internal/app"
@@ -12,11 +13,11 @@ type reportCommand struct {
 	Output string `short:"o" type:"path" placeholder:"FILE" help:"Where the page goes (default: report.html in DIR, where its links lead somewhere)."`
 }
 
-func (c *reportCommand) Run(s *streams) error {
+func (c *reportCommand) Run(ctx context.Context, s *streams) error {
 	out := newScreen(os.Stdout)
 	if c.Format == "json" {
 		out = nil
 	}
-	return app.Report(app.ReportOptions{Dir: c.Dir, Page: c.Format == "html", Output: c.Output, Tool: version()},
+	return app.Report(ctx, app.ReportOptions{Dir: c.Dir, Page: c.Format == "html", Output: c.Output, Tool: version()},
 		app.Output{Screen: out, JSON: s.out, Progress: s.progress})
 }

@@ -38,6 +38,7 @@ type HuntOptions struct {
 	// search.
 	Hypotheses bool
 	DryRun     bool
+	UI         string // address that the page is served on while the hunt runs; empty is none
 	Launcher   *target.Launcher
 	Tool       string
 	Sweep      Sweep      // in place of Case
@@ -45,7 +46,7 @@ type HuntOptions struct {
 }
 
 // Hunt finds the culprit of a case and shows what it rests on.
-func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error) {
+func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status, err error) {
 	c, dir, err := o.read()
 	if err != nil {
 		return "", err
@@ -79,6 +80,21 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 		Dir: dir, Case: c, Tool: o.Tool, Search: options, Launcher: o.Launcher, Header: o.headers(), Resume: o.Resume,
 		Preflight: h.live.Preflight, Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
 	}
+	if o.UI != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", fmt.Errorf("make case directory: %w", err)
+		}
+		if h.page, err = serveLive(ctx, o.UI, c, dir, o.Tool, h.book); err != nil {
+			return "", err
+		}
+		out.Progress.Printf("\nWatch it at %s (the page follows the hunt)\n", h.page.URL)
+		defer func() { h.page.Close(endText(dir, err)) }()
+		load := hunt.Load
+		hunt.Load = func(p experiment.Progress) {
+			load(p)
+			h.page.Now(h.trial + progressText(p))
+		}
+	}
 	if o.Hypotheses {
 		return huntHypotheses(ctx, o, hunt, &h)
 	}
@@ -99,7 +115,11 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (search.Status, error)
 	if err != nil {
 		return "", err
 	}
-	if err := writeHuntPage(record, o.Tool); err != nil {
+	standing, err := h.book.keepStanding(ctx, dir)
+	if err != nil {
+		return "", err
+	}
+	if err := writeHuntPage(record, standing, o.Tool); err != nil {
 		return "", err
 	}
 	return finding.Status, showHunt(record, out)
@@ -168,8 +188,10 @@ type huntScreen struct {
 	out     Output
 	subject *experiment.Case
 	live    *report.Hunting
-	book    *book // nil writes none
-	failed  bool  // the book couldn't be written
+	book    *book     // nil writes none
+	failed  bool      // the book couldn't be written
+	page    *livePage // nil where none is served
+	trial   string    // which one runs
 }
 
 // note enters what is new into the ledger. That it can't be written doesn't end
@@ -187,6 +209,10 @@ func (h *huntScreen) note(ctx context.Context) {
 func (h *huntScreen) step(step experiment.Step) {
 	if step.Ended {
 		h.note(context.Background())
+		h.page.Refresh()
+	} else {
+		h.trial = fmt.Sprintf("Trial %d: %s. ", step.Number, report.ArmText(h.subject.Space, step.Trial.Proposal.Arm))
+		h.page.Now(h.trial + "The server is launched.")
 	}
 	h.live.Step(step)
 }

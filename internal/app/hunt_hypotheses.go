@@ -122,11 +122,19 @@ func huntHypotheses(ctx context.Context, o HuntOptions, hunt experiment.HuntOpti
 	if err != nil {
 		return "", err
 	}
+	record, err := experiment.ReadHunt(hunt.Dir)
+	if err != nil {
+		return "", err
+	}
+	if err := writeHuntPage(record, &s, o.Tool); err != nil {
+		return "", err
+	}
 	if h.out.Screen == nil {
 		return settled(s), writeJSON(h.out.JSON, s)
 	}
 	h.out.Screen.Printf("\n")
 	report.Hypotheses(h.out.Screen, s)
+	h.out.Screen.Printf("\npage: %s\n", filepath.Join(hunt.Dir, report.PageFile))
 	return settled(s), nil
 }
 

@@ -215,7 +215,7 @@ func (b *book) attestation(e ledger.Evidence) (*target.Attestation, error) {
 
 // standing is where everything in a case's ledger stands.
 func (b *book) standing(ctx context.Context) (report.Standing, error) {
-	s := report.Standing{Case: b.subject.Path}
+	s := report.Standing{Case: b.subject.Path, Dir: b.dir()}
 	hypotheses, err1 := b.ledger.Hypotheses(ctx)
 	evidence, err2 := b.ledger.Evidence(ctx)
 	judgements, err3 := b.ledger.Judgements(ctx)

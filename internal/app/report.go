@@ -2,15 +2,20 @@ package app
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/hypothesis"
+	"github.com/culprit-project/culprit/ledger"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/report"
 )
@@ -25,10 +30,10 @@ type ReportOptions struct {
 
 // Report shows a stored run or hunt as it is, or writes its page. Nothing is
 // judged again.
-func Report(o ReportOptions, out Output) error {
+func Report(ctx context.Context, o ReportOptions, out Output) error {
 	plan, err := experiment.ReadPlan(o.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return o.hunt(out)
+		return o.hunt(ctx, out)
 	}
 	if err != nil {
 		return &UsageError{err}
@@ -44,8 +49,11 @@ func Report(o ReportOptions, out Output) error {
 	return o.write(out, func(w io.Writer) error { return runPage(w, o.Dir, plan, v, o.Tool) })
 }
 
-func (o *ReportOptions) hunt(out Output) error {
-	if _, err := os.Stat(filepath.Join(o.Dir, experiment.RunsDir)); err != nil {
+func (o *ReportOptions) hunt(ctx context.Context, out Output) error {
+	if !slices.ContainsFunc([]string{experiment.RunsDir, experiment.ExperimentsDir, ledger.File, hypothesis.Dir}, func(name string) bool {
+		_, err := os.Stat(filepath.Join(o.Dir, name))
+		return err == nil
+	}) {
 		return usage("report: %s is neither a run (it has no %s) nor a hunt (it has no %s/)", o.Dir, experiment.PlanFile, experiment.RunsDir)
 	}
 	record, err := experiment.ReadHunt(o.Dir)
@@ -55,7 +63,11 @@ func (o *ReportOptions) hunt(out Output) error {
 	if !o.Page {
 		return showHunt(record, out)
 	}
-	return o.write(out, func(w io.Writer) error { return report.HuntPage(w, record, o.Tool, time.Now(), again(record)) })
+	standing, err := readStanding(ctx, o.Dir)
+	if err != nil {
+		return err
+	}
+	return o.write(out, func(w io.Writer) error { return huntPage(w, record, standing, o.Tool) })
 }
 
 func (o *ReportOptions) write(out Output, page func(io.Writer) error) error {
@@ -78,10 +90,60 @@ func showHunt(r *experiment.Record, out Output) error {
 	return nil
 }
 
-func writeHuntPage(r *experiment.Record, tool string) error {
-	return writeFile(filepath.Join(r.Dir, report.PageFile), func(w io.Writer) error {
-		return report.HuntPage(w, r, tool, time.Now(), again(r))
-	})
+func writeHuntPage(r *experiment.Record, standing *report.Standing, tool string) error {
+	return writeFile(filepath.Join(r.Dir, report.PageFile), func(w io.Writer) error { return huntPage(w, r, standing, tool) })
+}
+
+func huntPage(w io.Writer, r *experiment.Record, standing *report.Standing, tool string) error {
+	return report.HuntPage(w, r, report.PageOptions{Tool: tool, Made: time.Now(), Again: again(r), Hypotheses: standing})
+}
+
+// standingFile is where the hypotheses stood when a hunt ended whose directory
+// isn't its case's: the ledger stays beside the case.
+const standingFile = "hypotheses.json"
+
+// keepStanding writes it.
+func (b *book) keepStanding(ctx context.Context, dir string) (*report.Standing, error) {
+	s, err := b.standing(ctx)
+	if err != nil || len(s.Hypotheses) == 0 {
+		return nil, err
+	}
+	if sameDir(dir, b.dir()) {
+		return &s, nil
+	}
+	return &s, experiment.WriteJSON(filepath.Join(dir, standingFile), s)
+}
+
+// readStanding is where the hypotheses of a hunt's case stand: by the ledger
+// beside the case, or else as it was when the hunt ended. It is nil where there
+// are none.
+func readStanding(ctx context.Context, dir string) (*report.Standing, error) {
+	for _, name := range []string{ledger.File, hypothesis.Dir} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			s, err := Hypotheses(ctx, HypothesisOptions{Case: dir})
+			return &s, err
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(dir, standingFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read hypotheses: %w", err)
+	}
+	var s report.Standing
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("read %s: %w", filepath.Join(dir, standingFile), err)
+	}
+	s.Dir = filepath.Dir(s.Case)
+	return &s, nil
+}
+
+// sameDir says whether two paths are of one directory.
+func sameDir(a, b string) bool {
+	x, err1 := os.Stat(a)
+	y, err2 := os.Stat(b)
+	return errors.Join(err1, err2) == nil && os.SameFile(x, y)
 }
 
 func writeRunPage(dir string, plan experiment.Plan, v *oracle.Verdict, tool string) error {

@@ -297,22 +297,26 @@ func progress(s *term.Screen) func(experiment.Progress) {
 			return
 		}
 		last, phase = p.Elapsed, p.Phase
-		text := fmt.Sprintf("%-7s  %4.0f s  %d of %d sessions, %d in flight", p.Phase, p.Elapsed.Seconds(), p.SessionsDone, p.Sessions, p.InFlight)
-		if lost := p.Ops.Failed + p.Ops.TimedOut; lost > 0 {
-			text += fmt.Sprintf(", %d lost", lost)
-		}
-		now, alone := p.Main, p.Control
-		if p.Phase == history.Control {
-			now, alone = p.Control, oracle.Count{}
-		}
-		if now.Judged > 0 {
-			text += fmt.Sprintf(", %d of %d replies wrong", now.Broken, now.Judged)
-		}
-		if alone.Judged > 0 {
-			text += fmt.Sprintf(", alone %.0f%%", 100*float64(alone.Broken)/float64(alone.Judged))
-		}
-		s.Progress(text)
+		s.Progress(progressText(p))
 	}
+}
+
+func progressText(p experiment.Progress) string {
+	text := fmt.Sprintf("%-7s  %4.0f s  %d of %d sessions, %d in flight", p.Phase, p.Elapsed.Seconds(), p.SessionsDone, p.Sessions, p.InFlight)
+	if lost := p.Ops.Failed + p.Ops.TimedOut; lost > 0 {
+		text += fmt.Sprintf(", %d lost", lost)
+	}
+	now, alone := p.Main, p.Control
+	if p.Phase == history.Control {
+		now, alone = p.Control, oracle.Count{}
+	}
+	if now.Judged > 0 {
+		text += fmt.Sprintf(", %d of %d replies wrong", now.Broken, now.Judged)
+	}
+	if alone.Judged > 0 {
+		text += fmt.Sprintf(", alone %.0f%%", 100*float64(alone.Broken)/float64(alone.Judged))
+	}
+	return text
 }
 
 // Check judges a run directory again.

@@ -2,8 +2,6 @@ package app
 
 import (
 	"cmp"
-	"errors"
-	"io/fs"
 	"path/filepath"
 
 	"github.com/culprit-project/culprit/experiment"
@@ -40,9 +38,6 @@ func ShowHunt(o HypothesisOptions, out Output) error {
 		return &UsageError{err}
 	}
 	r, err := experiment.ReadHunt(cmp.Or(o.Dir, filepath.Dir(c.Path)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return usage("%s has no finding yet, and no trials: culprit hunt", c.Path)
-	}
 	if err != nil {
 		return err
 	}
