@@ -22,7 +22,7 @@ test-ssh: ## the tests of ssh with a real sshd on loopback (Debian: openssh-serv
 	sh target/testdata/sshd.sh go test -count=1 -run 'SSH' -v ./target ./internal/app
 
 test-page: ## pages full of hostile text in a real browser (Debian: chromium)
-	go test -tags chromium -count=1 -v -run Chromium ./report
+	go test -tags chromium -count=1 -v -run Chromium ./report ./internal/app
 
 test-examples: ## examples/watch by systemd-analyze and promtool (Debian: systemd, prometheus), which CI leaves out where they aren't there
 	CULPRIT_EXAMPLES=1 go test -count=1 -v -run Example ./internal/app

@@ -59,8 +59,12 @@ func TestBreakdowns(t *testing.T) {
 		{
 			"cache tier: the slowest that a prompt came from", 6, func(i int, w *row) {
 				w.tier = tierOf(&[]openai.Usage{
-					{CachedTokens: -1}, {}, {CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 9}}, {CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 8}},
-					{CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 1, Storage: 7}}, {CachedTokens: 9},
+					{CachedTokens: -1},
+					{},
+					{CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 9}},
+					{CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 8}},
+					{CachedTokens: 9, ByTier: &openai.CachedByTier{Device: 1, Host: 1, Storage: 7}},
+					{CachedTokens: 9},
 				}[i])
 			},
 			map[string][]string{"cache tier": {"not reported: 1/1", "miss: 0/1", "hit: 0/1", "device: 1/1", "host: 0/1", "storage: 1/1"}},

@@ -223,7 +223,7 @@ func newWhisker(r *rateRow, top float64) chart {
 	// What is clean is a ring, so that it doesn't take colours to tell.
 	point := plotter.Scatter{XYs: at, GlyphStyle: draw.GlyphStyle{Color: ink{Class: class}, Radius: 4, Shape: draw.CircleGlyph{}}}
 	if class == "clean" {
-		point.GlyphStyle.Shape = draw.RingGlyph{}
+		point.Shape = draw.RingGlyph{}
 	}
 	// Into an area of our own: gonum's depends on the marks.
 	area := draw.Crop(c.area(), whiskerMargin, -whiskerMargin, 0, 0)
@@ -299,7 +299,7 @@ func newBeliefs(first int, list []belief) chart {
 	ends.Offset = vg.Point{X: 6, Y: 5}
 	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = float64(first)-0.5, float64(last)+0.5, 0, float64(len(list))
 	p.X.Tick.Marker = wholeTicks{first, last}
-	p.Y.Tick.Marker, p.Y.Tick.Length, p.Y.LineStyle.Width = named(names, func(i int) float64 { return float64(len(list)-1-i) + (1-gap)/2 }), 0, 0
+	p.Y.Tick.Marker, p.Y.Tick.Length, p.Y.Width = named(names, func(i int) float64 { return float64(len(list)-1-i) + (1-gap)/2 }), 0, 0
 	p.Y.Color, p.Y.Padding = ink{Class: "hidden"}, 6
 	p.X.Label.Text, p.X.Label.TextStyle.Font, p.X.Label.TextStyle.Color = "trial", p.X.Tick.Label.Font, p.X.Tick.Label.Color
 	p.Add(ground, bars)

@@ -85,14 +85,20 @@ func openPage(t *testing.T, allocator context.Context, from, scheme, name string
 	if seen.background == "" || seen.background == "rgba(0, 0, 0, 0)" {
 		t.Errorf("its style isn't in force: the background is %q", seen.background)
 	}
-	if seen.wide {
-		t.Error("the page is wider than the window")
+	if len(seen.wide) > 0 {
+		t.Errorf("the page is wider than the window: %q", seen.wide)
 	}
 }
 
+// tooWide names what is wider than the window and stands in nothing that scrolls.
+const tooWide = `document.documentElement.scrollWidth <= window.innerWidth ? [] :
+	[document.documentElement.scrollWidth + " of " + window.innerWidth, ...[...document.querySelectorAll("body *")].
+	filter(e => e.scrollWidth > window.innerWidth && !e.closest(".scroll")).slice(0, 9).map(e => e.tagName + " " + e.textContent.slice(0, 30))]`
+
 // visited is what a page did.
 type visited struct {
-	ran, wide                   bool
+	ran                         bool
+	wide                        []string // what makes the page wider than the window
 	title, location, background string
 	console, requests           []string
 }
@@ -133,7 +139,10 @@ func visit(t *testing.T, allocator context.Context, from, scheme, picture string
 	evaluate[bool](t, ctx, `document.querySelectorAll("*").forEach(e => { if (e.tagName !== "A") for (const k of ["mouseover", "focus", "error", "load"]) e.dispatchEvent(new Event(k)) }), true`)
 	time.Sleep(300 * time.Millisecond) // a script could take its time
 	got.ran = evaluate[bool](t, ctx, `window.ran === 1 || document.title === "ran"`)
-	got.wide = evaluate[bool](t, ctx, `document.documentElement.scrollWidth > window.innerWidth`)
+	got.wide = evaluate[[]string](t, ctx, tooWide)
+	call(t, ctx, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: 400, Height: 800, DeviceScaleFactor: 1})
+	got.wide = append(got.wide, evaluate[[]string](t, ctx, tooWide)...)
+	call(t, ctx, emulation.ClearDeviceMetricsOverride, cdp.Empty{})
 	got.title = evaluate[string](t, ctx, `document.title`)
 	got.location = evaluate[string](t, ctx, `location.href`)
 	got.background = evaluate[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)

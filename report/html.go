@@ -133,6 +133,8 @@ func HuntPage(w io.Writer, r *experiment.Record, o PageOptions) error {
 		if p.Run, err = newRunPage(dir, worst.Dir, v); err != nil {
 			return err
 		}
+		o := worst.Observation
+		p.Run.Broken = fmt.Sprintf("%s of %s replies broken.", count(o.Failures), count(o.Requests))
 		p.Run.Title = fmt.Sprintf("The trial with the most broken replies: %d", r.Number(worst))
 		p.Sections = append(p.Sections, p.Run.sections()...)
 	}

@@ -1,6 +1,8 @@
 package report
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -109,7 +111,16 @@ func writeHistory(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	for i := range int64(3) {
-		op := history.Op{ID: i + 1, Phase: history.Main, Kind: "agent", Session: int(i), Sent: time.Duration(i) * time.Second, LastByte: time.Duration(i+1) * time.Second, Outcome: history.OK, Request: []byte(`{}`)}
+		op := history.Op{ID: i + 1, Phase: history.Main, Kind: "agent", Session: int(i), Sent: time.Duration(i) * time.Second, LastByte: time.Duration(i+1) * time.Second, Outcome: history.OK, Error: hostile[i]}
+		request, err := json.Marshal(map[string]any{"messages": []any{map[string]string{"role": hostile[3], "content": hostile[i]}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunk, err := json.Marshal(map[string]any{"choices": []any{map[string]any{"message": map[string]string{"content": hostile[i+1]}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		op.Request, op.Chunks = request, []history.Chunk{{Data: chunk}}
 		if err := w.Op(&op); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +192,9 @@ func TestHuntPageShowsItAll(t *testing.T) {
 	page := hostilePages(t)["hunt"]
 	for _, want := range []string{
 		"CULPRIT", "are needed together", "Confirmed both ways", "these alone, all else safe", "without it", "Way out", "91% of the failing arm",
-		"Is the setting needed?", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, "Broken ops: 1, 2",
+		"Is the setting needed?", `<a href="#trial1" tabindex="-1"><path class="fill bar"`, "<td class=\"n\">90%</td>",
+		"✓ supported", "✗ refuted", "? open", "⊘ rejected", "a was off in the live server", "Seen before this was written.", "4 pieces of evidence, 1 rejected", `href="runs/0001/verdict.json">runs/0001</a>`,
+		`<a href="#op1" tabindex="-1"><path class="fill broken"`, `<div id="op1">`, "came back", "3 of them, in the order of sending", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, "Broken ops: 1, 2",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("lacks %q", want)
@@ -229,5 +242,94 @@ func TestMarked(t *testing.T) {
 				t.Errorf("%s | %s, want %s | %s", show(left), show(right), tt.left, tt.right)
 			}
 		})
+	}
+}
+
+func TestSameOrder(t *testing.T) {
+	for _, tt := range []struct{ name, want, got, ordered string }{
+		{"the same arguments otherwise", `move {"dock":"30","parcel":"x"}`, `move {"parcel":"x","dock":"39"}`, `move {"parcel":"x","dock":"30"}`},
+		{"one is missing", `move {"a":"1","b":"2","c":"3"}`, `move {"c":"3"}`, `move {"c":"3","a":"1","b":"2"}`},
+		{"cut short", `move {"a":"1","b":"2"}`, `move {"b":"2","a`, `move {"b":"2","a":"1"}`},
+		{"no call", "a text", `move {"c":"3"}`, "a text"},
+		{"no reply", `move {"b":"1","a":"2"}`, "", `move {"b":"1","a":"2"}`},
+		{"no object", `{not one}`, `{"b":"2"}`, `{not one}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := sameOrder(tt.want, tt.got); got != tt.ordered {
+				t.Errorf("%s, want %s", got, tt.ordered)
+			}
+		})
+	}
+}
+
+// A page stays small enough to be mailed, however much broke, and says what it
+// leaves out. The text of recorded traffic isn't in it.
+func TestRunPageIsBounded(t *testing.T) {
+	for _, kind := range []string{"agent", "recorded"} {
+		t.Run(kind, func(t *testing.T) {
+			dir := t.TempDir()
+			w, err := history.Create(filepath.Join(dir, experiment.HistoryFile), history.Header{Format: history.Format})
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := hostileVerdict()
+			v.Broken.Ops = nil
+			request := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"},{"role":"user","content":"the last of user's words"}]}`, strings.Repeat(`\"<`, 10_000))
+			const ops = 8_400
+			for i := range int64(ops) {
+				op := history.Op{ID: i + 1, Phase: history.Main, Kind: kind, Session: int(i), Sent: time.Duration(i) * time.Millisecond, LastByte: time.Duration(i+50) * time.Millisecond, Outcome: history.OK}
+				if i%2 == 0 {
+					v.Broken.Ops = append(v.Broken.Ops, op.ID)
+				}
+				if i < 60 {
+					op.Request = request
+				}
+				if err := w.Op(&op); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for range 6 {
+				b := oracle.Breakdown{By: "round"}
+				for range 40 {
+					b.Bins = append(b.Bins, oracle.Bin{Label: "x", Rate: v.Broken.Main, Ops: v.Broken.Ops})
+				}
+				v.Breakdowns = append(v.Breakdowns, b)
+			}
+			var page strings.Builder
+			if err := RunPage(&page, v, Run{Dir: dir}, "culprit", time.Unix(0, 0)); err != nil {
+				t.Fatal(err)
+			}
+			if page.Len() > 1_500_000 {
+				t.Errorf("the page has %d bytes", page.Len())
+			}
+			for _, want := range []string{"3800 more broken ones are in the run", "sound requests more are left out", "and 4188 more in verdict.json", "culprit check --op 1 "} {
+				if !strings.Contains(page.String(), want) {
+					t.Errorf("lacks %q", want)
+				}
+			}
+			if has := strings.Contains(page.String(), "the last of user"); has != (kind == "agent") {
+				t.Errorf("the text of %s traffic is there: %v", kind, has)
+			}
+		})
+	}
+}
+
+func TestWholeTicks(t *testing.T) {
+	for _, tt := range []struct {
+		first, last int
+		want        string
+	}{
+		{3, 5, "3 4 5"}, {1, 12, "1 2 3 4 5 6 7 8 9 10 11 12"}, {3, 18, "3 4 6 8 10 12 14 16 18"}, {2, 120, "2 10 20 30 40 50 60 70 80 90 100 110 120"}, {7, 7, "7"},
+	} {
+		var labels []string
+		for _, tick := range (wholeTicks{tt.first, tt.last}).Ticks(0, 0) {
+			labels = append(labels, tick.Label)
+		}
+		if got := strings.Join(labels, " "); got != tt.want {
+			t.Errorf("%d to %d: %s, want %s", tt.first, tt.last, got, tt.want)
+		}
 	}
 }

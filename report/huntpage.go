@@ -46,6 +46,7 @@ type difference struct {
 	Arm  string
 	Open bool
 	Rows []differenceRow
+	More int // that there is no room for
 }
 
 type differenceRow struct{ What, A, B string }
@@ -291,6 +292,9 @@ func newBeliefPage(first int, list []belief) beliefPage {
 	return p
 }
 
+// mostDifferenceBytes bounds what the page has of attestations.
+const mostDifferenceBytes = 250_000
+
 // differences compares each arm's server with the failing arm's, as they were
 // read back.
 func differences(r *experiment.Record) []difference {
@@ -302,7 +306,7 @@ func differences(r *experiment.Record) []difference {
 		return a
 	}
 	var failing *target.Attestation
-	failed := ""
+	failed, room := "", mostDifferenceBytes
 	var out []difference
 	seen := map[string]bool{}
 	for _, t := range r.Trials { // the failing arm comes first
@@ -324,9 +328,16 @@ func differences(r *experiment.Record) []difference {
 		}
 		d := difference{Arm: arm(r.Case.Space, t.Proposal.Arm)}
 		for _, x := range target.Diff(failing, a) {
-			if x.Kind != target.NoiseDiff {
-				d.Rows = append(d.Rows, differenceRow{visible(strings.TrimSpace(fmt.Sprintf("%s %s %s", x.Process, x.Kind, x.Name))), visible(cutText(x.A)), visible(cutText(x.B))})
+			if x.Kind == target.NoiseDiff {
+				continue
 			}
+			if room <= 0 {
+				d.More++
+				continue
+			}
+			row := differenceRow{visible(strings.TrimSpace(fmt.Sprintf("%s %s %s", x.Process, x.Kind, x.Name))), visible(cutText(x.A)), visible(cutText(x.B))}
+			room -= escapedLen(row.What) + escapedLen(row.A) + escapedLen(row.B) + 100
+			d.Rows = append(d.Rows, row)
 		}
 		for _, c := range r.Result.Causes {
 			d.Open = d.Open || slices.ContainsFunc(c.Without, func(e search.Evidence) bool { return e.Arm.Hash() == key })
@@ -354,10 +365,18 @@ func cutText(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf(" ... (%d more bytes)", len(text)-most)
 }
 
+// stopped ends a sentence.
+func stopped(text string) string {
+	if text == "" || strings.HasSuffix(text, "?") || strings.HasSuffix(text, ".") {
+		return text
+	}
+	return text + "."
+}
+
 func newTrialRow(r *experiment.Record, i int, t experiment.Trial) trialRow {
 	o := t.Observation
 	row := trialRow{
-		N: i + 1, Phase: phaseWord(t.Proposal.Phase), Arm: arm(r.Case.Space, t.Proposal.Arm), Why: visible(t.Proposal.Why),
+		N: i + 1, Phase: phaseWord(t.Proposal.Phase), Arm: arm(r.Case.Space, t.Proposal.Arm), Why: stopped(visible(t.Proposal.Why)),
 		Launch: "The same launch", Took: term.Duration(time.Duration(t.LaunchMS+t.RunMS) * time.Millisecond), Note: visible(t.Note), Dir: filepath.ToSlash(t.Dir),
 		Class: "clean", Result: fmt.Sprintf("%d of %d broken", o.Failures, o.Requests),
 	}

@@ -135,13 +135,17 @@ func plural(n int, one, many string) string {
 	return many
 }
 
+// errorBound bounds the chance of an error; smaller than one in ten thousand is
+// of no use to anybody.
+func errorBound(x float64) string { return percent(max(x, 1e-4)) }
+
 // because says what a prediction's verdict rests on.
 func because(p *Prediction) string {
 	text := term.Safe(p.Why)
 	switch {
 	case p.Verdict == ledger.Undecided:
 	case p.Error > 0:
-		text += fmt.Sprintf("; wrong with probability under %s", percent(p.Error))
+		text += fmt.Sprintf("; wrong with probability under %s", errorBound(p.Error))
 	}
 	if p.Before {
 		text += "; seen before this was written"
@@ -162,7 +166,7 @@ func ShowHypothesis(s *term.Screen, h Hypothesis) {
 			if j.Verdict == ledger.Rejected {
 				text = term.Safe(j.Source) + ": " + term.Safe(j.Why)
 			} else if j.Error < 1 && j.Error > 0 {
-				text += fmt.Sprintf(", error %s", percent(j.Error))
+				text += fmt.Sprintf(", error %s", errorBound(j.Error))
 			}
 			paragraph(s, "             ", "               ", s.Paint(text, term.Faint))
 		}

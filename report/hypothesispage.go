@@ -67,7 +67,7 @@ func newHypothesisPages(s *Standing, dir string) []hypothesisPage {
 }
 
 func newPredictionPage(sp Prediction, from, dir string) predictionPage {
-	p := predictionPage{Text: visible(sp.Text), Why: visible(sp.Why), Before: sp.Before, Verdict: newVerdictPage(sp.Verdict)}
+	p := predictionPage{Text: visible(sp.Text), Why: stopped(because(&Prediction{Verdict: sp.Verdict, Error: sp.Error, Why: sp.Why})), Before: sp.Before, Verdict: newVerdictPage(sp.Verdict)}
 	p.Number, p.Error = numbers(sp.Number, sp.Error)
 	rejected := 0
 	for _, j := range sp.Evidence {
@@ -93,7 +93,7 @@ func numbers(number *float64, wrong float64) (value, bound string) {
 		value = fmt.Sprintf("%.3g", *number)
 	}
 	if wrong > 0 && wrong < 1 {
-		bound = percent(wrong)
+		bound = errorBound(wrong)
 	}
 	return value, bound
 }

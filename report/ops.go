@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html/template"
 	"io"
 	"io/fs"
 	"slices"
@@ -26,7 +27,7 @@ import (
 // mailed: all of the timeline, every broken one in a line, and the first of
 // them whole.
 const (
-	mostBars      = 4000
+	mostBars      = 2000
 	mostOps       = 400
 	mostOfClass   = 20
 	mostOpsBytes  = 500_000
@@ -52,7 +53,7 @@ type opLinks struct {
 
 // linksTo is nil where there is nothing to lead to.
 func linksTo(count string, ops []int64, shown map[int64]bool) *opLinks {
-	const most = 40
+	const most = 12
 	l := opLinks{Count: count}
 	for _, id := range ops {
 		if shown[id] && len(l.Ops) < most {
@@ -129,7 +130,7 @@ func readRequests(path string, v *oracle.Verdict, first []int64, command func(in
 			continue
 		}
 		if shown[op.ID] {
-			whole = append(whole, *op)
+			whole = append(whole, kept(op))
 		}
 		if op.Phase != history.Main {
 			continue
@@ -145,6 +146,16 @@ func readRequests(path string, v *oracle.Verdict, first []int64, command func(in
 	out.broken = opPages(whole, first, command)
 	out.timeline = newTimeline(bars, left, shown)
 	return out, nil
+}
+
+// kept is an op that outlives the reader's next record.
+func kept(op *history.Op) history.Op {
+	k := *op
+	k.Request, k.Chunks = bytes.Clone(op.Request), slices.Clone(op.Chunks)
+	for i := range k.Chunks {
+		k.Chunks[i].Data = bytes.Clone(k.Chunks[i].Data)
+	}
+	return k
 }
 
 // opPages shows ops, as many whole as there is room for, those of first before
@@ -202,11 +213,15 @@ func (p *opPage) fill(op *history.Op) (size int) {
 	p.Asked = asked(op.Request)
 	p.Came = visible(shortened(came(op)))
 	p.Error = visible(shortened(op.Error))
+	size = escapedLen(p.Came) + escapedLen(p.Error)
 	for _, m := range p.Asked {
-		size += len(m.Text)
+		size += escapedLen(m.Text)
 	}
-	return size + len(p.Came) + len(p.Error)
+	return size
 }
+
+// escapedLen is how long a text is in the page.
+func escapedLen(text string) int { return len(template.HTMLEscapeString(text)) }
 
 // asked is a request's messages, or all of it where it has none.
 func asked(request json.RawMessage) []messagePage {

@@ -2,7 +2,9 @@ package report
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -115,7 +117,7 @@ func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
 		}
 	}
 	for _, e := range examples {
-		want, got := marked(e.Want, e.Got)
+		want, got := marked(sameOrder(e.Want, e.Got), e.Got)
 		x := examplePage{Class: string(e.class), Note: visible(e.Note), Want: want, Got: got}
 		if e.Op != 0 {
 			x.Where, x.Command = strings.TrimPrefix(e.where(), " in "), command(e.Op)
@@ -146,6 +148,45 @@ func (p *runPage) classes(v *oracle.Verdict, shown map[int64]bool) {
 		p.Classes = newRates("oracle", rows)
 		p.Classes.Foot = fmt.Sprintf("%d others were tried and stayed quiet.", quiet)
 	}
+}
+
+// sameOrder puts the arguments of the call that was wanted into the order of
+// those that came, which is no difference.
+func sameOrder(want, got string) string {
+	name, object, found := strings.Cut(want, "{")
+	_, other, alike := strings.Cut(got, "{")
+	var arguments map[string]json.RawMessage
+	if !found || !alike || json.Unmarshal([]byte("{"+object), &arguments) != nil {
+		return want
+	}
+	var parts []string
+	add := func(key string) {
+		if value, ok := arguments[key]; ok {
+			delete(arguments, key)
+			quoted, _ := json.Marshal(key) //nolint:errchkjson // a string
+			parts = append(parts, string(quoted)+":"+string(value))
+		}
+	}
+	d := json.NewDecoder(strings.NewReader("{" + other))
+	if _, err := d.Token(); err != nil {
+		return want
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			break
+		}
+		text, ok := key.(string)
+		var value json.RawMessage
+		if !ok || d.Decode(&value) != nil {
+			break
+		}
+		add(text)
+	}
+	for _, key := range slices.Sorted(maps.Keys(arguments)) {
+		add(key)
+	}
+	return name + "{" + strings.Join(parts, ",") + "}"
 }
 
 // marked finds what differs between two texts, letter by letter.

@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -46,6 +48,7 @@ func TestScripts(t *testing.T) {
 			"freeport":  setFreePort,
 			"expand":    expand,
 			"killshard": killShard,
+			"fetch":     fetch,
 		},
 	})
 }
@@ -76,6 +79,25 @@ func setFreePort(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	ts.Setenv(args[0], fmt.Sprint(l.Addr().(*net.TCPAddr).Port))
 	ts.Check(l.Close())
+}
+
+// fetch waits until a URL is served, and writes what it says to a file: fetch
+// URL FILE.
+func fetch(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: fetch URL FILE")
+	}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		response, err := http.Get(args[0])
+		if err != nil {
+			continue
+		}
+		b, err := io.ReadAll(response.Body)
+		ts.Check(errors.Join(err, response.Body.Close()))
+		ts.Check(os.WriteFile(ts.MkAbs(args[1]), b, 0o644))
+		return
+	}
+	ts.Fatalf("%s isn't served", args[0])
 }
 
 // expand replaces $VARIABLES in a file.

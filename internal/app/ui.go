@@ -59,7 +59,7 @@ func serveLive(ctx context.Context, address string, c *experiment.Case, dir, too
 		URL: "http://" + l.Addr().String() + "/", subject: c, dir: dir, tool: tool, book: b, root: root,
 		stale: make(chan struct{}, 1), changed: make(chan struct{}), now: "The hunt begins.",
 	}
-	var handler http.Handler = p.routes()
+	handler := p.routes()
 	if a, ok := l.Addr().(*net.TCPAddr); ok && a.IP.IsLoopback() {
 		handler = onlyLoopback(handler)
 	}
