@@ -355,6 +355,8 @@ func (h *hunt) suspicious(causes []arm) bool {
 // again repeats the certificate with a cause failing before and after each clean
 // launch: what comes and goes doesn't do so in this order.
 func (h *hunt) again(c *certificate) error {
+	h.strict = true
+	defer func() { h.strict = false }()
 	fail := func(causes []arm) error {
 		for _, s := range causes {
 			if forgot, err := h.control(s, true); err != nil || forgot {
@@ -546,6 +548,11 @@ type question struct {
 
 // claim answers it with fresh launches.
 func (h *hunt) claim(q question) (decided, error) {
+	if before := h.strict; q.want == above {
+		// That it fails vouches for what was clean before.
+		h.strict = true
+		defer func() { h.strict = before }()
+	}
 	a := q.arm
 	enough := -math.Log(h.alpha(h.refuted))
 	failing, clean := h.belief.rates()

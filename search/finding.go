@@ -94,7 +94,7 @@ type LevelFound struct {
 func (s *Search) Finding() Finding {
 	h := s.hunt
 	f := h.finding
-	f.Launches, f.Requests, f.Cost = h.launches, h.requests, h.cost
+	f.Launches, f.Requests, f.Cost = h.launches, h.requests, h.cost+h.aside
 	return f
 }
 

@@ -21,12 +21,15 @@ type hunt struct {
 	validity *validity
 
 	yield       func(Proposal) bool
+	asked       arm // the last proposal's
 	observation Observation
+	strict      bool // each run comes after what was observed before it
 
 	running     running
 	launches    int
 	requests    int
 	cost        float64 // in requests
+	aside       float64 // and of what wasn't asked for
 	launchTotal float64 // of those measured
 	launchCount int
 	voids       map[string]int // by arm
@@ -121,7 +124,8 @@ func (h *hunt) measure(a arm, n int, fresh bool, phase Phase, why string) (stats
 		if err := h.afford(a, n, launch); err != nil {
 			return stats.Cluster{}, err
 		}
-		p := Proposal{Arm: h.ladders.design(a), Requests: n, Launch: launch, Phase: phase, Why: why}
+		h.asked = a
+		p := Proposal{Arm: h.ladders.design(a), Requests: n, Launch: launch, After: h.strict || phase == Control, Phase: phase, Why: why}
 		if !h.yield(p) {
 			return stats.Cluster{}, errClosed
 		}
@@ -135,7 +139,7 @@ func (h *hunt) measure(a arm, n int, fresh bool, phase Phase, why string) (stats
 // afford says whether the budget allows it.
 func (h *hunt) afford(a arm, n int, launch bool) error {
 	b := h.options.Budget
-	launches, requests, cost := h.launches, h.requests+n, h.cost+float64(n)*h.ladders.requestCost(a)
+	launches, requests, cost := h.launches, h.requests+n, h.cost+h.aside+float64(n)*h.ladders.requestCost(a)
 	if launch {
 		launches++
 		cost += h.launchCost()
@@ -189,14 +193,9 @@ func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, aga
 	}
 	h.running.up, h.running.arm = true, slices.Clone(a)
 	h.validity.start(slices.Clone(a))
-	more = stats.Cluster{Failures: o.Failures, Trials: o.Requests}
+	more = o.cluster()
 	if o.Poisoned && o.Failures > 0 {
-		// What follows a failure that the server doesn't recover from tells
-		// nothing more of the arm.
 		h.poisoned, h.running.up = true, false
-		if o.FirstFailure > 0 {
-			more = stats.Cluster{Failures: 1, Trials: o.FirstFailure}
-		}
 	}
 	if o.Outcome == Wedged {
 		h.running.up = false

@@ -100,6 +100,7 @@ const (
 	Confirm   Phase = "confirm"   // the certificate, on fresh launches
 	Spot      Phase = "spot"      // do the other levels really not matter?
 	Sweep     Phase = "sweep"     // the other levels of an accused factor
+	Beside    Phase = "beside"    // none: it ran ahead and wasn't asked for
 )
 
 // Proposal is what to run next.
@@ -108,9 +109,12 @@ type Proposal struct {
 	Requests int        `json:"requests"`
 	// Launch asks for a new launch. Otherwise the running server has what the
 	// arm needs, and only client-side factors may have changed.
-	Launch bool   `json:"launch"`
-	Phase  Phase  `json:"phase"`
-	Why    string `json:"why"`
+	Launch bool `json:"launch"`
+	// After asks for a run that doesn't end before anything that was observed
+	// so far began. Who runs one after the other always does that.
+	After bool   `json:"after,omitempty"`
+	Phase Phase  `json:"phase"`
+	Why   string `json:"why"`
 }
 
 // Outcome says how far a proposal came.
@@ -147,6 +151,9 @@ type Observation struct {
 
 // Search is one search. It is not safe for concurrent use.
 type Search struct {
+	space    design.Space
+	options  Options
+	events   []event
 	hunt     *hunt
 	next     func() (Proposal, bool)
 	stop     func()
@@ -176,7 +183,7 @@ func New(space design.Space, options Options) (*Search, error) {
 	}
 	h.finding.Status = Running
 	h.validity = newValidity(ladders)
-	s := &Search{hunt: h}
+	s := &Search{space: space, options: options, hunt: h}
 	s.next, s.stop = iter.Pull(h.procedure)
 	s.advance()
 	return s, nil
@@ -193,6 +200,25 @@ func (s *Search) Observe(o Observation) error {
 	if !s.running {
 		return errors.New("search: observed after the end")
 	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	s.events = append(s.events, event{observation: o})
+	s.hunt.observation = o
+	s.advance()
+	return nil
+}
+
+// cluster is what counts of it: what follows a failure that the server doesn't
+// recover from tells nothing more of the arm.
+func (o *Observation) cluster() stats.Cluster {
+	if o.Poisoned && o.Failures > 0 && o.FirstFailure > 0 {
+		return stats.Cluster{Failures: 1, Trials: o.FirstFailure}
+	}
+	return stats.Cluster{Failures: o.Failures, Trials: o.Requests}
+}
+
+func (o *Observation) validate() error {
 	switch {
 	case o.Requests < 0 || o.Failures < 0 || o.Failures > o.Requests:
 		return fmt.Errorf("search: observed %d failures of %d requests", o.Failures, o.Requests)
@@ -206,8 +232,6 @@ func (s *Search) Observe(o Observation) error {
 	default:
 		return fmt.Errorf("search: observed an unknown outcome %q", o.Outcome)
 	}
-	s.hunt.observation = o
-	s.advance()
 	return nil
 }
 
