@@ -18,7 +18,7 @@ var layers = [][]string{
 	{"workload", "shrink", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
 	{"load", "record", "replay", "watch", "suspect", "lab/host", "lab/sched", "hypothesis"},
 	{"experiment", "investigate", "lab/disagg"},
-	{"report", "bundle", "lab"},
+	{"report", "bundle", "worker", "lab"},
 	{"internal/app", "lab/api"},
 	{"internal/mcp"},
 	{"cmd/culprit"},

@@ -52,6 +52,7 @@ type Case struct {
 
 	document  []byte // the file
 	processes []processSpec
+	needs     []template // labels that a worker must have
 	ready     target.Ready
 	levels    map[string]map[string]level // by factor and level
 	claims    map[string]*target.Claim    // by factor
@@ -103,7 +104,7 @@ func ReadCase(path string) (*Case, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read case: %w", err)
 	}
-	return ParseCase(path, b)
+	return ParseCaseOf(path, b, 0)
 }
 
 // ParseCase reads a case's file. It names every mistake with its line.
@@ -272,6 +273,11 @@ func (r *caseReader) target(n ast.Node) {
 				"packages": func(n ast.Node) { r.Packages = append([]string{}, r.texts(n, "attest: packages")...) },
 			})
 		},
+		"needs": func(n ast.Node) {
+			for _, need := range r.texts(n, "needs") {
+				r.needs = append(r.needs, r.template(n, need))
+			}
+		},
 		"grace": func(n ast.Node) { r.Grace = r.duration(n, "grace") },
 		"ssh": func(n ast.Node) {
 			if r.SSH = r.texts(n, "ssh"); !r.isList(n) {
@@ -395,6 +401,10 @@ func (r *caseReader) factors(n ast.Node) {
 	for _, e := range r.entries(n, "factors") {
 		if !factorName.MatchString(e.key) {
 			r.fail(e.at, "factor %q: want a name of letters, digits, _ and -", e.key)
+			continue
+		}
+		if e.key == workerName {
+			r.fail(e.at, "factor %s: {{%s}} is the number of the worker on its machine; give the factor another name", e.key, e.key)
 			continue
 		}
 		r.at[e.key] = e.at
@@ -603,7 +613,7 @@ func (c *Case) templates() []template {
 	for _, p := range c.processes {
 		all = slices.Concat(all, p.command, p.start, p.stop, p.follow, []template{p.dir}, slices.Collect(maps.Values(p.env)))
 	}
-	return all
+	return slices.Concat(all, c.needs)
 }
 
 // used makes sure that every factor does something, and that every template
@@ -658,7 +668,8 @@ type Rendered struct {
 	Arm       design.Arm
 	Processes []target.Process // none: the server is there already
 	Ready     target.Ready
-	Plan      Plan // without the tool and the server, and without the model where the case has none
+	Needs     []string // labels that a worker must have to launch it
+	Plan      Plan     // without the tool and the server, and without the model where the case has none
 	// Launch is equal for arms that one launch serves: those that differ in
 	// nothing but the client's settings.
 	Launch string
@@ -691,6 +702,11 @@ func (c *Case) Render(arm design.Arm) (*Rendered, error) {
 		}
 		r.Processes = append(r.Processes, p)
 	}
+	needs, err := arguments(c.needs, values)
+	if err != nil {
+		return nil, fmt.Errorf("needs: %w", err)
+	}
+	r.Needs = needs
 	b, err := json.Marshal(r.Processes)
 	if err != nil {
 		return nil, err

@@ -56,7 +56,8 @@ func (c *Case) Trials(base, dirs string) ([]Evidence, error) {
 	}
 	slices.Sort(paths)
 	var list []Evidence
-	launch := ""
+	var trials []Trial
+	first := map[int]string{} // by launch
 	for _, path := range paths {
 		if filepath.Ext(filepath.Dir(path)) == ".partial" {
 			continue
@@ -74,8 +75,12 @@ func (c *Case) Trials(base, dirs string) ([]Evidence, error) {
 		}
 		dir := filepath.Dir(path)
 		e := Evidence{Kind: "run", Source: c.source(dir), Taken: info.ModTime(), dir: dir}
-		if t.Proposal.Launch || t.Observation.Launched || launch == "" {
+		trials = append(trials, t)
+		numbers := launchNumbers(trials)
+		launch := first[numbers[len(numbers)-1]]
+		if launch == "" {
 			launch = e.Source
+			first[numbers[len(numbers)-1]] = launch
 		}
 		e.Arm = c.Space.Failing()
 		maps.Copy(e.Arm, t.Proposal.Arm)

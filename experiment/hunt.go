@@ -46,12 +46,14 @@ type HuntOptions struct {
 	Search   search.Options
 	Launcher *target.Launcher
 	Header   http.Header
+	Crew     Crew               // runs the trials elsewhere, several at once; nil runs one after the other here
 	Resume   bool               // go on from the trials that are in Dir
 	Odds     map[string]float64 // by factor, on top of the case's: what is known of them beforehand
 	// Preflight hears which settings take no effect, before the first trial.
 	Preflight func([]Unmet)
-	Step      func(Step)     // before and after each trial
-	Load      func(Progress) // within one
+	Step      func(Step)            // before and after each trial
+	Load      func(Progress)        // within one
+	UnderWay  func([]search.Ticket) // with a crew: what runs now
 	Logger    *slog.Logger
 }
 
@@ -79,7 +81,12 @@ type Trial struct {
 	// Wedge says that what counts as a failure is that the server stops
 	// answering: it did so in the first trial, and nothing that it wrote was wrong.
 	Wedge bool `json:"wedge,omitempty"`
+	Ran         *Ran                `json:"ran,omitempty"`          // by a crew
 }
+
+// Launches says whether it launched its server. Trials of several launches may
+// lie between those of one: Launch tells them apart.
+func (t *Trial) Launches() bool { return t.Proposal.Launch || t.Observation.Launched }
 
 // believed is how many leading causes a step shows.
 const believed = 5
@@ -123,35 +130,13 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 		return Result{}, err
 	}
 	defer s.Close()
-	var trials []Trial
-	for number := 1; ; number++ {
-		proposal, more := s.Next()
-		if !more {
-			break
-		}
-		step := Step{Number: number, Resumed: number <= len(done)}
-		if step.Resumed {
-			step.Trial = done[number-1]
-			h.wedge = step.Trial.Wedge
-			if !sameProposal(step.Trial.Proposal, proposal) {
-				return Result{}, fmt.Errorf("resume %s: trial %d ran %s, and this search asks for %s: it was made with other options or by another version; start anew in another directory", o.Dir, number, step.Trial.Proposal.Arm, proposal.Arm)
-			}
-		} else {
-			step.Trial = Trial{Dir: filepath.Join(RunsDir, fmt.Sprintf("%04d-%s", number, proposal.Arm.Hash())), Space: o.Case.Space.Fingerprint(), Proposal: proposal}
-			h.show(step)
-			if step.Verdict, err = h.trial(ctx, number, &step.Trial); err != nil {
-				return Result{}, err
-			}
-		}
-		if err := s.Observe(*step.Trial.Observation); err != nil {
-			return Result{}, fmt.Errorf("trial %d: %w", number, err)
-		}
-		step.Ended, step.Progress = true, s.Progress(believed)
-		if err := WriteJSON(filepath.Join(o.Dir, step.Trial.Dir, BeliefFile), step.Progress); err != nil {
-			return Result{}, err
-		}
-		trials = append(trials, step.Trial)
-		h.show(step)
+	run := h.alone
+	if o.Crew != nil {
+		run = h.together
+	}
+	trials, err := run(ctx, s, done)
+	if err != nil {
+		return Result{}, err
 	}
 	result := Result{Finding: s.Finding(), Untested: untested, Wedge: h.wedge}
 	dispersion := o.Search.Dispersion
@@ -160,6 +145,50 @@ func Hunt(ctx context.Context, o HuntOptions) (Result, error) {
 	}
 	result.conclude(o.Case, h.space, dispersion, trials)
 	return result, WriteJSON(filepath.Join(o.Dir, FindingFile), result)
+}
+
+// alone runs one trial after the other, here.
+func (h *hunt) alone(ctx context.Context, s *search.Search, done []Trial) ([]Trial, error) {
+	var trials []Trial
+	for number := 1; ; number++ {
+		proposal, more := s.Next()
+		if !more {
+			break
+		}
+		step := Step{Number: number, Resumed: number <= len(done)}
+		var err error
+		if step.Resumed {
+			step.Trial = done[number-1]
+			h.wedge = step.Trial.Wedge
+			if !sameProposal(step.Trial.Proposal, proposal) {
+				return nil, h.otherSearch(number, step.Trial.Proposal, proposal)
+			}
+		} else {
+			step.Trial = Trial{Dir: trialDir(number, proposal), Space: h.Case.Space.Fingerprint(), Proposal: proposal}
+			h.show(step)
+			if step.Verdict, err = h.trial(ctx, number, &step.Trial); err != nil {
+				return nil, err
+			}
+		}
+		if err := s.Observe(*step.Trial.Observation); err != nil {
+			return nil, fmt.Errorf("trial %d: %w", number, err)
+		}
+		step.Ended, step.Progress = true, s.Progress(believed)
+		if err := WriteJSON(filepath.Join(h.Dir, step.Trial.Dir, BeliefFile), step.Progress); err != nil {
+			return nil, err
+		}
+		trials = append(trials, step.Trial)
+		h.show(step)
+	}
+	return trials, nil
+}
+
+func trialDir(number int, p search.Proposal) string {
+	return filepath.Join(RunsDir, fmt.Sprintf("%04d-%s", number, p.Arm.Hash()))
+}
+
+func (h *hunt) otherSearch(number int, ran, asked search.Proposal) error {
+	return fmt.Errorf("resume %s: trial %d ran %s, and this search asks for %s: it was made with other options or by another version; start anew in another directory", h.Dir, number, ran.Arm, asked.Arm)
 }
 
 // keepCase writes the case into a directory that isn't its own, so that what is
@@ -191,10 +220,12 @@ func (h *hunt) preflight(ctx context.Context) ([]Unmet, error) {
 			return nil, err
 		}
 	case err == nil || errors.Is(err, fs.ErrNotExist):
-		if unmet, err = h.lookAtSafe(ctx); err != nil {
-			return nil, err
+		if h.Crew != nil {
+			unmet, err = h.lookAtSafeElsewhere(ctx)
+		} else if unmet, err = h.lookAtSafe(ctx); err == nil {
+			err = WriteJSON(path, unmet)
 		}
-		if err := WriteJSON(path, unmet); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	default:

@@ -45,11 +45,9 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		return
 	}
 	var groups [2][]stats.Cluster // with a cause, and without
-	launch, last := 0, [2]int{}
-	for _, t := range trials {
-		if t.Proposal.Launch || t.Observation.Launched || launch == 0 {
-			launch++
-		}
+	index := [2]map[int]int{{}, {}}
+	launches := launchNumbers(trials)
+	for i, t := range trials {
 		if !t.counts() || t.Proposal.Phase == search.Sweep {
 			continue // other levels are listed by themselves
 		}
@@ -57,13 +55,14 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		if slices.ContainsFunc(r.Causes, func(cause search.Cause) bool { return contains(space, t.Proposal.Arm, cause.Set) }) {
 			g = 0
 		}
-		if last[g] != launch { // client-side factors change within a launch
-			last[g] = launch
+		at, known := index[g][launches[i]] // client-side factors change within a launch
+		if !known {
+			at = len(groups[g])
+			index[g][launches[i]] = at
 			groups[g] = append(groups[g], stats.Cluster{})
 		}
-		cluster := &groups[g][len(groups[g])-1]
-		cluster.Failures += t.Observation.Failures
-		cluster.Trials += t.Observation.Requests
+		groups[g][at].Failures += t.Observation.Failures
+		groups[g][at].Trials += t.Observation.Requests
 	}
 	r.Contrast = &Contrast{pool(groups[0], dispersion), pool(groups[1], dispersion)}
 	r.WaysOut = waysOut(c, space, r.Causes, trials)
@@ -181,7 +180,7 @@ func ReadHunt(dir string) (*Record, error) {
 	r.Result = &Result{Finding: search.Finding{Status: search.Running, Text: "it goes on, or was stopped; culprit hunt --resume goes on"}}
 	for _, t := range r.Trials {
 		r.Result.Requests += t.Observation.Requests
-		if t.Proposal.Launch || t.Observation.Launched {
+		if t.Launches() {
 			r.Result.Launches++
 		}
 	}

@@ -58,6 +58,7 @@ type Queue struct {
 	mu        sync.Mutex
 	consumers map[string]jetstream.Consumer // of tasks, by name
 	needs     map[string][]string           // theirs
+	places    map[string]uint64             // in the stream, of tasks that were put
 	listed    time.Time
 	ackWait   time.Duration
 }
@@ -124,7 +125,7 @@ func (c *Conn) Join(ctx context.Context, name string) (*Queue, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("join queue %s: %w", name, gone(err))
+		return nil, fmt.Errorf("join queue %s: %w", name, gone(err)) // no stream: not made, or its end
 	}
 	if q.ackWait, err = time.ParseDuration(q.tasks.CachedInfo().Config.Metadata["ack_wait"]); err != nil || q.ackWait <= 0 {
 		q.ackWait = defaultAckWait
@@ -175,10 +176,40 @@ func (q *Queue) Put(ctx context.Context, id string, needs []string, body []byte)
 		return fmt.Errorf("put task %s: %w", id, noSpace(gone(err)))
 	}
 	subject := taskSubjects + q.Name + "." + name + "." + token(id)
-	if _, err := q.conn.stream.Publish(ctx, subject, body, jetstream.WithMsgID(id)); err != nil {
+	ack, err := q.conn.stream.Publish(ctx, subject, body, jetstream.WithMsgID(id))
+	if err != nil {
 		return fmt.Errorf("put task %s: %w", id, noSpace(gone(err)))
 	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.places == nil {
+		q.places = map[string]uint64{}
+	}
+	q.places[id] = ack.Sequence
 	return nil
+}
+
+// Withdraw takes back a task that was put. Who has taken it may still finish it.
+func (q *Queue) Withdraw(ctx context.Context, id string) error {
+	q.mu.Lock()
+	place := q.places[id]
+	q.mu.Unlock()
+	if err := q.remove(ctx, place); err != nil {
+		return fmt.Errorf("withdraw task %s: %w", id, err)
+	}
+	return nil
+}
+
+// remove deletes a task, where it is still there.
+func (q *Queue) remove(ctx context.Context, place uint64) error {
+	if place == 0 {
+		return nil
+	}
+	err := q.tasks.DeleteMsg(ctx, place)
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) || errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	return gone(err)
 }
 
 // address makes the consumer that tasks with such needs are taken from.
@@ -227,7 +258,7 @@ type Task struct {
 }
 
 const (
-	relist   = time.Second            // new needs are seen so late
+	relist   = 5 * time.Second        // new needs are seen so late
 	pollOne  = 200 * time.Millisecond // where there are tasks of several needs
 	pollOnly = 5 * time.Second
 )
@@ -236,6 +267,11 @@ const (
 // must among its needs. It comes back with ctx's error, or with ErrNoQueue.
 func (q *Queue) Take(ctx context.Context, labels []string, must ...string) (*Task, error) {
 	for {
+		if len(must) > 0 {
+			if err := q.address(ctx, consumerName(must), must); err != nil {
+				return nil, fmt.Errorf("take from queue %s: %w", q.Name, gone(err))
+			}
+		}
 		names, err := q.fitting(ctx, labels, must)
 		if err != nil {
 			return nil, err
@@ -244,11 +280,13 @@ func (q *Queue) Take(ctx context.Context, labels []string, must ...string) (*Tas
 		if len(names) > 1 {
 			wait = pollOne
 		}
-		wait = min(wait, relist)
 		if len(names) == 0 {
 			if err := sleep(ctx, pollOne); err != nil {
 				return nil, err
 			}
+			q.mu.Lock()
+			q.listed = time.Time{}
+			q.mu.Unlock()
 		}
 		for _, name := range names {
 			t, err := q.fetch(ctx, name, wait)
@@ -375,15 +413,24 @@ func (t *Task) Hold(ctx context.Context) {
 // Finish keeps the task's result, and then takes the task off the queue. again
 // says that another worker's result was there before.
 func (t *Task) Finish(ctx context.Context, body []byte) (again bool, err error) {
-	q := t.queue
-	ack, err := q.conn.stream.PublishMsg(ctx, &nats.Msg{
-		Subject: resultSubjects + q.Name + "." + token(t.ID), Data: body, Header: nats.Header{taskHeader: {fmt.Sprint(t.seq)}},
-	}, jetstream.WithMsgID(t.ID))
-	if err != nil {
-		return false, fmt.Errorf("finish task %s: %w", t.ID, noSpace(gone(err)))
+	if again, err = t.queue.deliver(ctx, t.ID, t.seq, body); err != nil {
+		return false, err
 	}
-	if err := t.msg.DoubleAck(ctx); err != nil {
-		return ack.Duplicate, nil // whoever takes the result takes the task off too
+	_ = t.msg.DoubleAck(ctx) // else whoever takes the result takes the task off
+	return again, nil
+}
+
+// Deliver keeps the result of a task that isn't with this worker any more.
+func (q *Queue) Deliver(ctx context.Context, id string, body []byte) (again bool, err error) {
+	return q.deliver(ctx, id, 0, body)
+}
+
+func (q *Queue) deliver(ctx context.Context, id string, place uint64, body []byte) (again bool, err error) {
+	ack, err := q.conn.stream.PublishMsg(ctx, &nats.Msg{
+		Subject: resultSubjects + q.Name + "." + token(id), Data: body, Header: nats.Header{taskHeader: {fmt.Sprint(place)}},
+	}, jetstream.WithMsgID(id))
+	if err != nil {
+		return false, fmt.Errorf("finish task %s: %w", id, noSpace(gone(err)))
 	}
 	return ack.Duplicate, nil
 }
@@ -433,9 +480,9 @@ func (q *Queue) result(ctx context.Context) (*Result, error) {
 // Kept says that the result is safe with who took it. Its task, which a worker
 // that died may have left on the queue, goes.
 func (r *Result) Kept(ctx context.Context) error {
-	var seq uint64
-	if _, err := fmt.Sscan(r.msg.Headers().Get(taskHeader), &seq); err == nil {
-		if err := r.queue.tasks.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
+	var place uint64
+	if _, err := fmt.Sscan(r.msg.Headers().Get(taskHeader), &place); err == nil {
+		if err := r.queue.remove(ctx, place); err != nil {
 			return fmt.Errorf("take result %s: %w", r.ID, err)
 		}
 	}
@@ -444,3 +491,6 @@ func (r *Result) Kept(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Signal says something that needn't be kept to whoever listens now.
+func (q *Queue) Signal(subject, text string) error { return q.conn.Publish(subject, []byte(text)) }

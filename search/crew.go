@@ -71,6 +71,9 @@ func NewCrew(s *Search, size int) *Crew {
 	return &Crew{search: s, size: max(size, 1), known: map[int]int{}}
 }
 
+// Resize changes how many servers there are. What runs goes on.
+func (c *Crew) Resize(size int) { c.size = max(size, 1) }
+
 // Close frees what the crew holds; the search stays.
 func (c *Crew) Close() { c.forget() }
 

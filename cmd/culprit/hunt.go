@@ -20,12 +20,15 @@ type huntCommand struct {
 	Wall       time.Duration     `placeholder:"D" help:"Stop after that long (default: the case's budget)."`
 	Launches   int               `placeholder:"N" help:"At most so many launches (default: the case's budget)."`
 	Requests   int               `placeholder:"N" help:"At most so many requests (default: the case's budget)."`
+	Workers    int               `placeholder:"N" help:"Run N trials at once: on this machine, or by the workers at --nats (default there: as many as there are)."`
+	NATS       string            `name:"nats" placeholder:"URL" help:"The NATS cluster at which culprit worker waits."`
 	APIKey     string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token; never written to a file."`
 	Header     map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
 	formatFlag
 	UI     uiFlag `name:"ui" placeholder:"ADDR" help:"Serve the page while the hunt runs, at a free port of 127.0.0.1; --ui=ADDR serves it elsewhere."`
 	DryRun bool   `help:"Say what is varied and what it may cost, and launch nothing."`
 
+	natsFlags
 	sweepFlags
 	BaseURL      string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
 	Workload     string `placeholder:"KIND" help:"What servers of --serve-cmd are sent: ${kinds} (default: agent)."`
@@ -44,7 +47,8 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 	status, err := app.Hunt(ctx, app.HuntOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
-		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Launcher: launcher, Tool: version(),
+		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Workers: app.Workers{Count: c.Workers, NATS: c.hunters()},
+		Launcher: launcher, Tool: version(),
 		Sweep: c.sweep(c.BaseURL),
 		Load: app.RunOptions{
 			Kind: c.Workload, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Concurrency: c.Concurrency,
@@ -71,6 +75,15 @@ func (f *uiFlag) Decode(ctx *kong.DecodeContext) error {
 		}
 	}
 	return nil
+}
+
+// hunters are at a cluster only where the hunt is told so: the environment alone
+// doesn't send it there.
+func (c *huntCommand) hunters() app.NATS {
+	if c.NATS == "" {
+		return app.NATS{}
+	}
+	return c.nats(c.NATS)
 }
 
 // hunted turns what a hunt came to into a command's result: a finding is

@@ -46,6 +46,7 @@ type commands struct {
 	Shrink    shrinkCommand    `cmd:"" help:"Find the smallest workload that still fails as a run did."`
 	Watch     watchCommand     `cmd:"" help:"A canary for production: self-checking conversations for ever, and an alarm that can be trusted."`
 	Deploy    deployCommand    `cmd:"" help:"What starts workers on other machines: Kubernetes, Slurm. Prints it, and applies nothing unless told to."`
+	Worker    workerCommand    `cmd:"" help:"Carry out the trials of hunts that run elsewhere."`
 	Lab       labCommand       `cmd:"" help:"The reference server."`
 	Supervise superviseCommand `cmd:"" hidden:""`
 	Shard     shardCommand     `cmd:"" hidden:""`

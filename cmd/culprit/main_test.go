@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -47,6 +48,7 @@ func TestScripts(t *testing.T) {
 			"waitops":   waitOps,
 			"freeport":  setFreePort,
 			"expand":    expand,
+			"freeports": setFreePorts,
 			"killshard": killShard,
 			"fetch":     fetch,
 		},
@@ -98,6 +100,28 @@ func fetch(ts *testscript.TestScript, neg bool, args []string) {
 		return
 	}
 	ts.Fatalf("%s isn't served", args[0])
+}
+
+// setFreePorts puts the beginning of ten ports that nobody listens on into a
+// variable: with one more digit it is a port.
+func setFreePorts(ts *testscript.TestScript, _ bool, args []string) {
+	for range 100 {
+		start := 1100 + rand.IntN(2000) // below the ports that systems give out
+		free := true
+		for digit := range 10 {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d%d", start, digit))
+			if err != nil {
+				free = false
+				break
+			}
+			ts.Check(l.Close())
+		}
+		if free {
+			ts.Setenv(args[0], fmt.Sprint(start))
+			return
+		}
+	}
+	ts.Fatalf("there are no free ports")
 }
 
 // expand replaces $VARIABLES in a file.

@@ -37,6 +37,7 @@ type HuntOptions struct {
 	// Hypotheses runs what tells the case's hypotheses apart, in place of the
 	// search.
 	Hypotheses bool
+	Workers    Workers
 	DryRun     bool
 	UI         string // address that the page is served on while the hunt runs; empty is none
 	Launcher   *target.Launcher
@@ -58,6 +59,9 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 	h := huntScreen{out: out, subject: c, live: report.NewHunting(out.Progress, c)}
 	forecasts, err := foresee(c, options)
 	if err != nil {
+		return "", err
+	}
+	if err := o.Workers.check(c, o.Hypotheses); err != nil {
 		return "", err
 	}
 	h.live.Before(options, forecasts)
@@ -101,7 +105,12 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 	if hunt.Odds, err = h.book.prior(ctx, o.Resume); err != nil {
 		return "", err
 	}
+	end, err := o.Workers.start(ctx, &hunt, out)
+	if err != nil {
+		return "", err
+	}
 	finding, err := experiment.Hunt(ctx, hunt)
+	err = errors.Join(err, end(err == nil))
 	h.note(ctx)
 	switch {
 	case ctx.Err() != nil:

@@ -1,0 +1,319 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/queue"
+)
+
+const (
+	silence    = 5 * presenceEvery // after which a worker counts as dead
+	nobodySaid = 20 * time.Second
+)
+
+// CrewOptions is what a crew takes.
+type CrewOptions struct {
+	Most int  // orders at once; 0 is as many as there are workers
+	Here bool // its workers are within this program: labels don't matter
+	Say  func(format string, args ...any)
+}
+
+// Crew has the workers of a queue carry out the orders of one hunt. It is the
+// only one that takes the queue's results.
+type Crew struct {
+	CrewOptions
+	q *queue.Queue
+
+	mu      sync.Mutex
+	workers map[string]presence
+	seen    map[string]time.Time
+	since   time.Time
+
+	open     map[int]*order // that nothing was delivered for
+	holders  map[int]string // of launches
+	results  chan received
+	sub      *nats.Subscription
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+	lastSaid time.Time
+}
+
+type received struct {
+	*queue.Result
+	error
+}
+
+// order is one that waits.
+type order struct {
+	experiment.Order
+	holder string // that it was sent to; empty is to anybody
+	task   string
+	at     time.Time
+}
+
+// NewCrew makes the crew of a queue. Close it when done.
+func NewCrew(ctx context.Context, conn *queue.Conn, q *queue.Queue, o CrewOptions) (*Crew, error) {
+	if o.Say == nil {
+		o.Say = func(string, ...any) {}
+	}
+	c := &Crew{
+		CrewOptions: o, q: q, workers: map[string]presence{}, seen: map[string]time.Time{}, since: time.Now(),
+		open: map[int]*order{}, holders: map[int]string{}, results: make(chan received), lastSaid: time.Now(),
+	}
+	var err error
+	c.sub, err = conn.Subscribe(presenceSubject+"*", func(m *nats.Msg) {
+		var p presence
+		if json.Unmarshal(m.Data, &p) != nil || p.Queue != "" && p.Queue != q.Name {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.workers[p.Name], c.seen[p.Name] = p, time.Now()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("wait for workers: %w", err)
+	}
+	ctx, c.stop = context.WithCancel(ctx)
+	c.done.Go(func() {
+		for {
+			r, err := q.Result(ctx)
+			select {
+			case c.results <- received{r, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	return c, nil
+}
+
+// Close ends it. The queue stays.
+func (c *Crew) Close() {
+	c.stop()
+	_ = c.sub.Unsubscribe()
+	c.done.Wait()
+}
+
+// Size is how many orders are carried out at once, now.
+func (c *Crew) Size() int {
+	if c.Most > 0 {
+		return c.Most
+	}
+	return max(1, len(c.alive()))
+}
+
+// alive are the workers that are heard of.
+func (c *Crew) alive() []presence {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []presence
+	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
+		if time.Since(c.seen[name]) < silence {
+			all = append(all, c.workers[name])
+		}
+	}
+	return all
+}
+
+// dead says that a worker wasn't heard of for a while, though it could have been.
+func (c *Crew) dead(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.seen[name]
+	if last.IsZero() {
+		last = c.since
+	}
+	return time.Since(last) > silence
+}
+
+// taskName names an order's n-th try. A second one takes the place of one that
+// only a dead worker could carry out.
+func taskName(number, try int) string {
+	if try == 0 {
+		return fmt.Sprintf("%04d", number)
+	}
+	return fmt.Sprintf("%04d-%d", number, try)
+}
+
+// Ask asks for an order: of who runs its server, or of anybody.
+func (c *Crew) Ask(ctx context.Context, o experiment.Order) error {
+	if c.Here {
+		o.Needs = nil
+	}
+	w := &order{Order: o, task: taskName(o.Number, 0), at: time.Now()}
+	if o.Launch != o.Number {
+		w.holder = c.holders[o.Launch]
+	}
+	c.open[o.Number] = w
+	return c.put(ctx, w)
+}
+
+func (c *Crew) put(ctx context.Context, w *order) error {
+	body, err := json.Marshal(w.Order)
+	if err != nil {
+		return err
+	}
+	needs := w.Needs
+	if w.holder != "" {
+		needs = []string{queue.Only(w.holder)}
+	}
+	return c.patiently(ctx, func() error { return c.q.Put(ctx, w.task, needs, body) })
+}
+
+// patience is how long the cluster may be away.
+const patience = 10 * time.Minute
+
+// patiently does something until it works: a cluster comes back.
+func (c *Crew) patiently(ctx context.Context, do func() error) error {
+	said := false
+	for start := time.Now(); ; wait(ctx, again) {
+		err := do()
+		if err == nil || ctx.Err() != nil || errors.Is(err, queue.ErrNoQueue) || errors.Is(err, queue.ErrNoFiles) || time.Since(start) > patience {
+			return err
+		}
+		if !said {
+			said = true
+			c.Say("%s; trying again", err)
+		}
+	}
+}
+
+// Release says that nobody asks for more of a launch.
+func (c *Crew) Release(_ context.Context, launch int) {
+	if name := c.holders[launch]; name != "" {
+		_ = c.q.Signal(releaseSubject+name, fmt.Sprint(launch)) // else its server waits a while in vain
+		delete(c.holders, launch)
+	}
+}
+
+// Next waits for a delivery.
+func (c *Crew) Next(ctx context.Context) (*experiment.Delivery, error) {
+	look := time.NewTicker(presenceEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-look.C:
+			if err := c.look(ctx); err != nil {
+				return nil, err
+			}
+		case r := <-c.results:
+			if r.error != nil {
+				return nil, r.error
+			}
+			if d := c.delivery(ctx, r.Result); d != nil {
+				return d, nil
+			}
+		}
+	}
+}
+
+// look asks anybody for what only a worker that is gone could do, and says when
+// nobody is there.
+func (c *Crew) look(ctx context.Context) error {
+	for _, number := range slices.Sorted(maps.Keys(c.open)) {
+		w := c.open[number]
+		if w.holder == "" || !c.dead(w.holder) {
+			continue
+		}
+		c.Say("worker %s is gone; another launches its arm anew", w.holder)
+		if err := c.patiently(ctx, func() error { return c.q.Withdraw(ctx, w.task) }); err != nil {
+			return err
+		}
+		w.holder, w.task = "", taskName(number, 1)
+		if err := c.put(ctx, w); err != nil {
+			return err
+		}
+	}
+	if time.Since(c.lastSaid) < nobodySaid {
+		return nil
+	}
+	alive := c.alive()
+	for _, w := range c.open {
+		if w.holder != "" || time.Since(w.at) < nobodySaid || slices.ContainsFunc(alive, func(p presence) bool { return has(p.Labels, w.Needs) }) {
+			continue
+		}
+		c.lastSaid = time.Now()
+		var names []string
+		for _, p := range alive {
+			names = append(names, p.Name)
+		}
+		there := "there is none"
+		if len(names) > 0 {
+			there = "there are " + strings.Join(names, ", ")
+		}
+		if len(w.Needs) > 0 {
+			c.Say("waiting for a worker with %s; %s", strings.Join(w.Needs, " "), there)
+		} else {
+			c.Say("waiting for a worker; %s: culprit worker --nats URL starts one", there)
+		}
+		break
+	}
+	return nil
+}
+
+func has(labels, needs []string) bool {
+	return !slices.ContainsFunc(needs, func(n string) bool { return !slices.Contains(labels, n) })
+}
+
+// delivery is what a result says; nil for one that can't be read, which is
+// dropped.
+func (c *Crew) delivery(ctx context.Context, r *queue.Result) *experiment.Delivery {
+	var got result
+	if err := json.Unmarshal(r.Body, &got); err != nil {
+		c.Say("result %s can't be read: %s", r.ID, err)
+		_ = r.Kept(ctx)
+		return nil
+	}
+	w := c.open[got.Number]
+	d := &experiment.Delivery{Number: got.Number, Worker: got.Worker, Up: got.Up, Trial: got.Trial, Error: got.Error}
+	d.Files = func(ctx context.Context, dir string) error {
+		if got.Files == "" {
+			return os.MkdirAll(dir, 0o755)
+		}
+		if err := c.patiently(ctx, func() error { return c.q.Download(ctx, got.Files, dir) }); err != nil {
+			return err
+		}
+		err := os.Remove(dir + string(os.PathSeparator) + resultFile)
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return err
+	}
+	d.Kept = func(ctx context.Context) error {
+		return c.patiently(ctx, func() error {
+			if got.Files != "" {
+				if err := c.q.Remove(ctx, got.Files); err != nil {
+					return err
+				}
+			}
+			return r.Kept(ctx)
+		})
+	}
+	if got.Error == "" && got.Number > 0 && (got.Trial == nil || got.Trial.Observation == nil) {
+		d.Error = "its result has no observation"
+	}
+	if w != nil {
+		if got.Up {
+			c.holders[w.Launch] = got.Worker
+		}
+		delete(c.open, got.Number)
+	}
+	return d
+}
