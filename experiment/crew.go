@@ -32,7 +32,7 @@ type Order struct {
 	Needs    []string   `json:"needs,omitempty"` // labels that who carries it out must have
 	Base     *Base      `json:"base,omitempty"`
 	Wedge    bool       `json:"wedge,omitempty"` // see [Trial]
-	Path     string     `json:"path"` // of the case, where it was read
+	Path     string     `json:"path"`            // of the case, where it was read
 	Case     string     `json:"case"`
 	Headers  []string   `json:"headers,omitempty"`
 	Tool     string     `json:"tool"`

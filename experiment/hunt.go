@@ -81,7 +81,7 @@ type Trial struct {
 	// Wedge says that what counts as a failure is that the server stops
 	// answering: it did so in the first trial, and nothing that it wrote was wrong.
 	Wedge bool `json:"wedge,omitempty"`
-	Ran         *Ran                `json:"ran,omitempty"`          // by a crew
+	Ran   *Ran `json:"ran,omitempty"` // by a crew
 }
 
 // Launches says whether it launched its server. Trials of several launches may
