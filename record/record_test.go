@@ -365,6 +365,28 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Errorf("%d ops, stats %+v, %d bytes kept", len(got), p.Stats(), p.waiting.Load())
 		}
 	})
+	t.Run("slow disk", func(t *testing.T) {
+		const after = 30
+		answers := make(chan struct{})
+		url, p, end := proxied(t, upstream(t, nil).URL, Options{Memory: 4 << 10, SegmentSize: 1, Segment: func(dir string) error {
+			if !strings.HasSuffix(dir, "0001") {
+				<-answers
+			}
+			return nil
+		}})
+		for range sizeEvery + after { // all come to their end, though the disk stands still
+			ask(t, url)
+		}
+		before := p.Stats()
+		if before.Requests != sizeEvery+after || before.Dropped == 0 || p.waiting.Load() > 4<<10 {
+			t.Errorf("stats %+v, %d bytes kept", before, p.waiting.Load())
+		}
+		close(answers)
+		end()
+		if s := p.Stats(); s.Recorded <= before.Recorded || s.Recorded+s.Dropped != sizeEvery+after {
+			t.Errorf("stats %+v, then %+v", before, s)
+		}
+	})
 	t.Run("no disk", func(t *testing.T) {
 		begun := 0
 		url, p, end := proxied(t, upstream(t, nil).URL, Options{SegmentSize: 1, Segment: func(dir string) error {

@@ -172,8 +172,12 @@ type Workload struct {
 	agent []workload.Workload // of a shape, one a session
 }
 
-// maxLines bounds a shape's context, whatever a trace asks for.
-const maxLines = 2000
+// minLines and maxLines bound a shape's context, whatever a trace asks for: two
+// facts are the least that a session asks about.
+const (
+	minLines = 2
+	maxLines = 2000
+)
 
 // Workload makes a trace playable.
 func (t *Trace) Workload(o Options) (*Workload, error) {
@@ -242,7 +246,7 @@ func (w *Workload) shape(t *Trace, o Options) error {
 	}
 	made := map[int]workload.Workload{}
 	for _, row := range w.rows {
-		lines := min(max(1, row[0].InputTokens/perLine), maxLines)
+		lines := min(max(minLines, row[0].InputTokens/perLine), maxLines)
 		if made[lines] == nil {
 			p := o.Plan
 			p.Kind, p.Sessions, p.Rounds, p.ContextLines = "agent", len(w.rows), rounds, lines

@@ -289,6 +289,14 @@ func TestShape(t *testing.T) {
 			[]int{6, 3},
 			[][]time.Duration{{1}, {40500 * time.Millisecond}},
 		},
+		{
+			"BurstGPT with sessions, a failed request, and a short one",
+			"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n" +
+				"5.0,a,1.2,ChatGPT,472,18,490,Conversation log\n6,b,0.3,GPT-4,7,0,7,API log\n7,a,2.5,ChatGPT,600,30,630,Conversation log\n",
+			[]int{2, 1},
+			[]int{23, 2},
+			[][]time.Duration{{1, 2 * time.Second}, {time.Second}},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -69,13 +69,11 @@ func (s Size) smaller(most, total int) []Size {
 		t := s
 		cut(&t.Sessions, share)
 		add(t)
-		// Fewer conversations that are as long together, or longer, fill a cache
-		// as the more did.
-		lines := s.ContextLines * s.Sessions / t.Sessions
-		for _, t.ContextLines = range []int{lines, min(lines*3/2, total/t.Sessions)} {
-			if t.Sessions < s.Sessions && t.ContextLines <= most {
-				add(t)
-			}
+		// Fewer conversations that are longer, half as long again together, fill a
+		// cache as the more did. What of it isn't needed goes later.
+		t.ContextLines = min(s.ContextLines*s.Sessions/t.Sessions*3/2, total/t.Sessions, most)
+		if t.Sessions < s.Sessions && t.ContextLines > s.ContextLines {
+			add(t)
 		}
 		t = s
 		cut(&t.Rounds, share)
@@ -196,7 +194,8 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 		}
 		return out, err
 	}
-	mostLines := math.MaxInt // that the server takes in a prompt, as far as is known
+	// What the server takes in a prompt is between what it took and what it didn't.
+	took, most := from.ContextLines, math.MaxInt
 	fails := func(s Size) (bool, error) {
 		evidence := 0.0
 		for {
@@ -209,14 +208,17 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			switch {
 			case out.Failed():
 				evidence += math.Log(useful / useless)
-			case s.ContextLines > from.ContextLines && 2*out.Lost >= out.Ops:
-				mostLines = s.ContextLines - 1
+			case s.ContextLines > took && 2*out.Lost >= out.Ops:
+				most = (took + s.ContextLines) / 2
 				evidence = -decided
 			default:
 				evidence += math.Log((1 - useful) / (1 - useless))
 			}
 			// It takes some ten runs at most: the evidence moves by half a
 			// nat at least with each, and back by three times that.
+			if s.ContextLines <= most {
+				took = max(took, s.ContextLines)
+			}
 			if kept := evidence >= decided; kept || evidence <= -decided || r.Runs >= o.Runs {
 				if o.Decided != nil {
 					o.Decided(s, kept)
@@ -234,8 +236,8 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	var refused []Size // for being too small: so is what is within one of them
 	for shrunk := true; shrunk && r.Runs < o.Runs; {
 		shrunk = false
-		for _, s := range r.To.smaller(mostLines, from.Sessions*from.ContextLines) {
-			if r.Runs >= o.Runs || s.ContextLines > mostLines || slices.ContainsFunc(refused, s.within) {
+		for _, s := range r.To.smaller(most, from.Sessions*from.ContextLines) {
+			if r.Runs >= o.Runs || slices.ContainsFunc(refused, s.within) {
 				continue
 			}
 			kept, err := fails(s)
@@ -243,12 +245,12 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 				return r, err
 			}
 			if kept {
-				r.To, shrunk = s, true
-				break
+				r.To = s
 			}
-			if s.ContextLines <= mostLines {
-				refused = append(refused, s)
+			if shrunk = kept || s.ContextLines > most; shrunk {
+				break // other sizes are the next
 			}
+			refused = append(refused, s)
 		}
 	}
 	r.Early = r.Runs >= o.Runs
