@@ -214,8 +214,6 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			default:
 				evidence += math.Log((1 - useful) / (1 - useless))
 			}
-			// It takes some ten runs at most: the evidence moves by half a
-			// nat at least with each, and back by three times that.
 			if s.ContextLines <= most {
 				took = max(took, s.ContextLines)
 			}
