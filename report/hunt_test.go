@@ -71,6 +71,14 @@ func TestSentence(t *testing.T) {
 	if diff := cmp.Diff(strings.Replace(want, "all two", "both", 1), Sentence(r)); diff != "" {
 		t.Error(diff)
 	}
+	r.Result.Causes[0].Skipped = map[string][]string{"dtype": {"fp16", "tf32"}}
+	if got := Sentence(r); !strings.Contains(got, "It may begin before bf16 already: dtype fp16, tf32 couldn't be run.") {
+		t.Errorf("levels that were skipped: %q", got)
+	}
+	r.Result.Wedge = true
+	if got := Sentence(r); !strings.Contains(got, "With both the server stopped answering in 256 of 9 launches; without any one of them in 0 of 8 launches, through 2,240 requests.") {
+		t.Errorf("a wedge: %q", got)
+	}
 	r.Result.Unreached = []design.Arm{{"graph": "suspect", "dtype": "bf16", "cache": "safe", "dead": "a"}}
 	if got := Sentence(r); !strings.Contains(got, "is forbidden: as where it fails, but safe: cache; another arm stood in.") {
 		t.Errorf("an arm that couldn't be run: %q", got)
