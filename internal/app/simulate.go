@@ -443,17 +443,19 @@ func simulations(table string) []simulation {
 			}
 		}
 	case "launches":
+		trusting := dispersed
+		trusting.Steady = true
 		for _, rate := range []float64{0.18, 0.02} {
 			two := one(10, 2, rate)
-			rows = append(rows, simulation{name: fmt.Sprintf("rate %g, launches alike", rate), world: two, options: dispersed, leave: true})
+			rows = append(rows, simulation{name: fmt.Sprintf("rate %g, launches alike", rate), world: two, options: trusting, leave: true})
 			for _, cv := range []float64{0.5, 1, 1.5} {
 				rows = append(rows, simulation{
-					name: fmt.Sprintf("rate %g, CV %g", rate, cv), options: dispersed, leave: true,
+					name: fmt.Sprintf("rate %g, CV %g", rate, cv), options: trusting, leave: true,
 					world: with(two, func(w *search.World, _ *rand.Rand) { w.CV = cv }),
 				})
 			}
 			rows = append(rows, simulation{
-				name: fmt.Sprintf("rate %g, bursts of 5", rate), options: dispersed, leave: true,
+				name: fmt.Sprintf("rate %g, bursts of 5", rate), options: trusting, leave: true,
 				world: with(two, func(w *search.World, _ *rand.Rand) { w.Burst = 5 }),
 			})
 		}
