@@ -472,9 +472,10 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 	}
 	base = math.Exp(base)
 	n := len(h.grid.rates)
-	byRate := make([]float64, n)
+	byRate, byCV := make([]float64, n), make([]float64, len(h.grid.dispersion.CV))
 	for i, w := range failing {
 		byRate[i%n] += w
+		byCV[i/n] += w
 	}
 	mean := h.meanRate(failing)
 	each := 1.0 // cost of a request of the failing arm
@@ -486,13 +487,13 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 	// What fails half as often as the failing arm fails too: other arms of one
 	// cause do, where settings change how much runs at once.
 	for p := limit; p < mean/2; p *= 1.05 {
-		cost := size / divergence(base, p)
-		again := 5 * (cost + each/divergence(mean, p)) // of a limit that is too high
+		cost := size * h.cleanCost(base, p, byCV)
+		again := 5 * (cost + each*h.failingCost(mean, p, byCV)) // of a limit that is too high
 		for i, w := range byRate {
 			if r := h.grid.rates[i]; r <= p {
 				cost += w * again
 			} else {
-				cost += w * min(again, each/divergence(r, p))
+				cost += w * min(again, each*h.failingCost(r, p, byCV))
 			}
 		}
 		if cost < best {
@@ -500,6 +501,36 @@ func (h *hunt) limits(size float64) (limit, base float64) {
 		}
 	}
 	return limit, base
+}
+
+// cleanCost is what a nat of evidence costs that an arm with the base is below
+// a limit. Where launches differ, the requests of one tell less and less: it may
+// be a good one, of a gamma distribution of rates.
+func (h *hunt) cleanCost(base, limit float64, byCV []float64) float64 {
+	cost := 0.0
+	for i, cv := range h.grid.dispersion.CV {
+		each := 1 / divergence(base, limit)
+		if cv > 0 {
+			launch := math.Inf(1)
+			for m := 8.0; m < 4096; m *= 2 {
+				launch = min(launch, (h.launchCost()+m)*cv*cv/math.Log1p(m*limit*cv*cv))
+			}
+			each = max(each, launch)
+		}
+		cost += byCV[i] * each
+	}
+	return cost
+}
+
+// failingCost is the same of an arm with some rate being above it: what a launch
+// tells is bounded by how far gamma distributions of the two means are apart.
+func (h *hunt) failingCost(rate, limit float64, byCV []float64) float64 {
+	cost := 0.0
+	for i, cv := range h.grid.dispersion.CV {
+		apart := rate/limit - 1 - math.Log(rate/limit)
+		cost += byCV[i] * (1/divergence(rate, limit) + h.launchCost()*cv*cv/apart)
+	}
+	return cost
 }
 
 func (h *hunt) meanRate(failing []float64) float64 {
