@@ -5,7 +5,7 @@ LINTER := bin/golangci-lint-$(LINTER_VERSION)
 IMAGE := culprit
 DOCKER := docker
 
-.PHONY: build image test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python track-record hunts probe-packs probe-pythons
+.PHONY: build image test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python test-mcp track-record hunts probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -64,6 +64,14 @@ test-openai-python: $(OPENAI_PYTHON) ## the lab, driven by OpenAI's own client f
 
 $(OPENAI_PYTHON):
 	python3 -m venv $@ && $@/bin/pip install -q openai==$(lastword $(subst -, ,$@)) || { rm -rf $@; false; }
+
+MCP_PYTHON := bin/mcp-python-2.3.0
+
+test-mcp: $(MCP_PYTHON) ## the tools for agents, used by the protocol's own Python client from PyPI; not in CI
+	CULPRIT_MCP_PYTHON=$(CURDIR)/$(MCP_PYTHON)/bin/python go test -count=1 -v -run TestMCPPython ./cmd/culprit
+
+$(MCP_PYTHON):
+	python3 -m venv $@ && $@/bin/pip install -q mcp==$(lastword $(subst -, ,$@)) || { rm -rf $@; false; }
 
 SOURCES := bin/sources
 

@@ -67,7 +67,7 @@ func TestParse(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
 		{"rate(grph=eager) < 0.01", `unknown factor "grph"; nearest: "graph"`},
-		{"rate(graph=eagre) < 0.01", `factor graph: level "eagre"; nearest: "eager"`},
+		{"rate(graph=eagre) < 0.01", `factor graph: unknown level "eagre"; nearest: "eager"`},
 		{"probe(host.token_granula) > 0", `unknown probe "host.token_granula"; nearest: "host.token_granular"`},
 		{"logs(wdge) > 0", `unknown log pattern "wdge"; nearest: "wedge"`},
 		{"attest(decod, env.X) == 1", `unknown process "decod"; nearest: "decode"`},

@@ -31,7 +31,7 @@ type Subject struct {
 	Space     design.Space
 	Processes []string
 	Logs      []string
-	Probes    []string // nil: not known, so any name will do
+	Probes    []string
 }
 
 // Prediction is one that was checked against its subject.
@@ -106,7 +106,7 @@ func parse(text string, s Subject) (*Prediction, error) {
 	tree, err := parser.Parse(source)
 	if err != nil {
 		if e, ok := errors.AsType[*file.Error](err); ok {
-			return nil, errors.New(e.Message)
+			return nil, fmt.Errorf("%s; it is written like rate(FACTOR=LEVEL) < 0.05", e.Message)
 		}
 		return nil, err
 	}
@@ -336,7 +336,7 @@ func (t *term) set(name, value string, s Subject) error {
 		for _, l := range f.Levels {
 			levels = append(levels, l.Name)
 		}
-		return unknown("factor "+name+": level", value, levels)
+		return fmt.Errorf("factor %s: %w", name, unknown("level", value, levels))
 	}
 	t.arm[name] = f.Levels[level].Name
 	return nil
@@ -368,7 +368,10 @@ func (t *term) read(args []ast.Node, s Subject) error {
 		if t.kind == logs && !slices.Contains(s.Logs, t.name) {
 			return unknown("log pattern", t.name, s.Logs)
 		}
-		if t.kind == probe && s.Probes != nil && !slices.Contains(s.Probes, t.name) {
+		if t.kind == probe && !slices.Contains(s.Probes, t.name) {
+			if len(s.Probes) == 0 {
+				return fmt.Errorf("unknown probe %q: the case has none; name their packs under probes: in case.yaml", t.name)
+			}
 			return unknown("probe", t.name, s.Probes)
 		}
 	case attest:

@@ -123,7 +123,7 @@ func (s *Sources) Check(p Place) string {
 	if p.SHA256 != "" && (len(p.SHA256) < 8 || !strings.HasPrefix(sum, strings.ToLower(p.SHA256))) {
 		return fmt.Sprintf("%s has another hash: %.16s", p.File, sum)
 	}
-	lines := strings.Split(string(text), "\n")
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	if p.Line < 1 || p.Line > len(lines) {
 		return fmt.Sprintf("%s has %d lines, and no line %d", p.File, len(lines), p.Line)
 	}

@@ -44,3 +44,29 @@ func TestMCPOverStdio(t *testing.T) {
 		t.Errorf("list_runs: %s", text)
 	}
 }
+
+// TestMCPPython uses the tools with the protocol's own Python client, from PyPI,
+// over standard input and over HTTP. It is run by hand: make test-mcp.
+func TestMCPPython(t *testing.T) {
+	python := os.Getenv("CULPRIT_MCP_PYTHON")
+	if python == "" {
+		t.Skip("run by make test-mcp")
+	}
+	program := filepath.Join(t.TempDir(), "culprit")
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(executable, program); err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if err := os.CopyFS(filepath.Join(root, "incident"), os.DirFS("../../examples/incident")); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(python, filepath.Join("testdata", "mcp", "client.py"), program, root).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+}
