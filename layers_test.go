@@ -16,7 +16,7 @@ const module = "github.com/culprit-project/culprit/"
 var layers = [][]string{
 	{"openai", "history", "stats", "design", "ledger", "deploy", "queue", "lab/fault", "lab/graph", "internal/term", "internal/nearest"},
 	{"workload", "shrink", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
-	{"load", "record", "replay", "watch", "suspect", "lab/host", "lab/sched", "hypothesis"},
+	{"load", "record", "replay", "watch", "suspect", "amplify", "lab/host", "lab/sched", "hypothesis"},
 	{"experiment", "investigate", "lab/disagg"},
 	{"report", "bundle", "worker", "lab"},
 	{"internal/app", "lab/api"},

@@ -93,7 +93,7 @@ var (
 
 // loadSettings are the settings of the load that may be factors, beside the
 // workload's knobs; settings that can't be are in caseSettings.
-var loadSettings = []string{"concurrency", "request_rate", "stream", "timeout", "extra_body"}
+var loadSettings = []string{"concurrency", "request_rate", "waves", "stream", "timeout", "extra_body"}
 
 // ReadCase reads a case: its file, or the directory that the file is in.
 func ReadCase(path string) (*Case, error) {
@@ -760,7 +760,7 @@ func (c *Case) plan(knobs, load map[string]any) (Plan, error) {
 	if err != nil {
 		return p, err
 	}
-	w := workload.Plan{Kind: "agent", Seed: 1, Sessions: defaultSessions}
+	w := workload.Plan{Kind: defaultKind, Seed: 1, Sessions: defaultSessions}
 	if err := json.Unmarshal(b, &w); err != nil {
 		return p, typeError("workload", err)
 	}
@@ -770,6 +770,7 @@ func (c *Case) plan(knobs, load map[string]any) (Plan, error) {
 	var s struct {
 		Concurrency int                        `json:"concurrency"`
 		RequestRate float64                    `json:"request_rate"`
+		Waves       bool                       `json:"waves"`
 		Control     int                        `json:"control_sessions"`
 		Stream      *bool                      `json:"stream"`
 		Timeout     string                     `json:"timeout"`
@@ -781,7 +782,7 @@ func (c *Case) plan(knobs, load map[string]any) (Plan, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return p, typeError("load", err)
 	}
-	p.Concurrency, p.RequestRate, p.Control, p.ExtraBody = s.Concurrency, s.RequestRate, s.Control, s.ExtraBody
+	p.Concurrency, p.RequestRate, p.Waves, p.Control, p.ExtraBody = s.Concurrency, s.RequestRate, s.Waves, s.Control, s.ExtraBody
 	p.NoStream = s.Stream != nil && !*s.Stream
 	if s.Timeout != "" {
 		timeout, err := time.ParseDuration(s.Timeout)
@@ -793,6 +794,8 @@ func (c *Case) plan(knobs, load map[string]any) (Plan, error) {
 	switch {
 	case s.RequestRate < 0 || s.Concurrency < 0 || s.Control < 0:
 		return p, errors.New("load: concurrency, request_rate and control_sessions must not be negative")
+	case s.RequestRate > 0 && s.Waves:
+		return p, errors.New("load: requests come in waves or at a request_rate, not both")
 	case s.RequestRate == 0 && s.Concurrency == 0:
 		p.Concurrency = p.Workload.Sessions
 	case s.Concurrency > p.Workload.Sessions:
@@ -810,8 +813,11 @@ func typeError(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// defaultSessions is the incident's number.
-const defaultSessions = 80
+// The workload of a case that names none; the sessions are the incident's number.
+const (
+	defaultKind     = "agent"
+	defaultSessions = 80
+)
 
 // Attest says whether a live server is what an arm says it is: a sentence for
 // each factor whose attest expression doesn't hold or can't be told. None means
@@ -877,10 +883,24 @@ func (c *Case) LevelOf(a *target.Attestation, factor string) string {
 }
 
 // Override puts settings of the workload and of the load, by their names in a
-// case, in the place of the case's own.
+// case, in the place of the case's own. Another kind of workload takes none of
+// the knobs of the old one.
 func (c *Case) Override(settings map[string]any) error {
+	if len(settings) == 0 {
+		return nil
+	}
+	if kind, ok := settings["kind"]; ok && kind != cmp.Or[any](c.knobs["kind"], defaultKind) {
+		for _, name := range knobNames() {
+			if name != "seed" && name != "run_key" && name != "sessions" && name != "kind" {
+				delete(c.knobs, name)
+			}
+		}
+	}
 	for name, value := range settings {
-		if slices.ContainsFunc(c.Space.Factors, func(f design.Factor) bool { return f.ClientSide && f.Name == name }) {
+		if level, ok := c.Space.Failing()[name]; ok && slices.ContainsFunc(c.Space.Factors, func(f design.Factor) bool { return f.ClientSide && f.Name == name }) {
+			if level == fmt.Sprint(value) {
+				continue // as it is where it fails
+			}
 			return fmt.Errorf("%s is a factor of %s, so it can't be set", name, c.Path)
 		}
 		if slices.Contains(loadSettings, name) {
@@ -889,8 +909,15 @@ func (c *Case) Override(settings map[string]any) error {
 			c.knobs[name] = value
 		}
 	}
-	_, err := c.Render(c.Space.Failing())
-	return err
+	if _, err := c.Render(c.Space.Failing()); err != nil {
+		return err
+	}
+	document, err := withBlocks(c.document, map[string]any{"workload": c.knobs, "load": c.load})
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Path, err)
+	}
+	c.document = document
+	return nil
 }
 
 // ReadyWithin sets how long servers have to become ready; 0 changes nothing.

@@ -45,6 +45,7 @@ type Plan struct {
 	Workload    workload.Plan              `json:"workload"`
 	Concurrency int                        `json:"concurrency,omitempty"`
 	RequestRate float64                    `json:"request_rate,omitempty"`
+	Waves       bool                       `json:"waves,omitempty"` // conversations in step
 	Control     int                        `json:"control_sessions,omitempty"` // played alone and cold first
 	TimeoutMS   int64                      `json:"timeout_ms,omitempty"`
 	NoStream    bool                       `json:"no_stream,omitempty"`
@@ -202,7 +203,7 @@ func record(ctx context.Context, o Options) (err error) {
 		}
 		control := main
 		control.Phase, control.Alone, control.Concurrency, control.Sessions = history.Control, true, 1, o.Plan.Control
-		control.RequestRate, control.HealthEvery, control.Recovery = 0, 0, nil
+		control.RequestRate, control.Waves, control.HealthEvery, control.Recovery = 0, false, 0, nil
 		result, err := load.Run(ctx, control)
 		if err != nil || result.Stopped != "" {
 			return err

@@ -312,26 +312,31 @@ func sameProposal(a, b search.Proposal) bool {
 	return a.Arm.Hash() == b.Arm.Hash() && a.Requests == b.Requests && a.Launch == b.Launch && a.Phase == b.Phase
 }
 
-// done reads the trials that came to their end. One that didn't is moved out
-// of the way, to be run again.
+// done reads the trials that came to their end.
 func (h *hunt) done() ([]Trial, error) {
-	runs := filepath.Join(h.Dir, RunsDir)
+	return finished(h.Dir, h.Resume, h.Case.Space.Fingerprint(), func(t *Trial) string { return t.Space })
+}
+
+// finished reads the trials in a directory that came to their end. One that
+// didn't is moved out of the way, to be run again.
+func finished[T any](dir string, resume bool, space string, of func(*T) string) ([]T, error) {
+	runs := filepath.Join(dir, RunsDir)
 	entries, err := os.ReadDir(runs)
 	if err != nil {
 		return nil, fmt.Errorf("read case: %w", err)
 	}
-	var trials []Trial
+	var trials []T
 	for _, e := range entries {
 		if !e.IsDir() || filepath.Ext(e.Name()) == ".partial" {
 			continue
 		}
-		if !h.Resume {
-			return nil, fmt.Errorf("%s holds trials already; go on with --resume, or hunt in another directory", h.Dir)
+		if !resume {
+			return nil, fmt.Errorf("%s holds trials already; go on with --resume, or choose another directory with --output", dir)
 		}
-		dir := filepath.Join(runs, e.Name())
-		b, err := os.ReadFile(filepath.Join(dir, TrialFile))
+		run := filepath.Join(runs, e.Name())
+		b, err := os.ReadFile(filepath.Join(run, TrialFile))
 		if errors.Is(err, fs.ErrNotExist) {
-			if err := os.Rename(dir, fmt.Sprintf("%s.%d.partial", dir, time.Now().UnixMilli())); err != nil {
+			if err := os.Rename(run, fmt.Sprintf("%s.%d.partial", run, time.Now().UnixMilli())); err != nil {
 				return nil, fmt.Errorf("resume: %w", err)
 			}
 			continue
@@ -339,12 +344,12 @@ func (h *hunt) done() ([]Trial, error) {
 		if err != nil {
 			return nil, fmt.Errorf("resume: %w", err)
 		}
-		var t Trial
+		var t T
 		if err := json.Unmarshal(b, &t); err != nil {
-			return nil, fmt.Errorf("resume: read %s: %w", filepath.Join(dir, TrialFile), err)
+			return nil, fmt.Errorf("resume: read %s: %w", filepath.Join(run, TrialFile), err)
 		}
-		if t.Space != h.Case.Space.Fingerprint() {
-			return nil, fmt.Errorf("resume %s: its trials are of other factors than the case has now; hunt in another directory", h.Dir)
+		if of(&t) != space {
+			return nil, fmt.Errorf("resume %s: its trials are of other factors than the case has now; choose another directory with --output", dir)
 		}
 		trials = append(trials, t)
 	}

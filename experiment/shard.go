@@ -205,12 +205,15 @@ func mainPhase(p *Plan, w workload.Workload, live *oracle.Live) load.Options {
 		BaseURL: p.BaseURL, Model: p.Model, ExtraBody: p.ExtraBody,
 		NoStream: p.NoStream, Timeout: time.Duration(p.TimeoutMS) * time.Millisecond,
 		Workload: w, Seed: p.Workload.Seed, Phase: history.Main, Sessions: p.Workload.Sessions,
-		Concurrency: p.Concurrency, RequestRate: p.RequestRate, TurnsPerSession: float64(p.Workload.Rounds),
+		Concurrency: p.Concurrency, RequestRate: p.RequestRate, Waves: p.Waves,
 		HealthEvery: healthEvery,
 		Sentinel:    openai.ChatRequest{Messages: []openai.Message{{Role: "user", Content: sentinelMessage}}, MaxTokens: 1},
 		Suspect: func(op *history.Op, _ *openai.Reply) bool {
 			return live.Op(op) || op.Outcome == history.Failed || op.Outcome == history.TimedOut
 		},
+	}
+	if p.RequestRate > 0 && p.Replay == nil {
+		o.TurnsPerSession = float64(workload.Turns(w, 0))
 	}
 	if r := p.Replay; r != nil {
 		o.Sessions = r.Rows

@@ -1,8 +1,10 @@
 package experiment
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -283,4 +285,64 @@ func (d *document) any(n ast.Node) any {
 		}
 		return text
 	}
+}
+
+// withBlocks puts values in the place of top-level keys of a file, or at its end.
+func withBlocks(text []byte, values map[string]any) ([]byte, error) {
+	if len(text) == 0 { // a case that was made of no file
+		return text, nil
+	}
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil, err
+	}
+	lines := strings.SplitAfter(string(text), "\n")
+	keys := map[string]int{}
+	var starts []int // of all keys, by line
+	for _, doc := range file.Docs {
+		var entries []*ast.MappingValueNode
+		switch body := doc.Body.(type) {
+		case *ast.MappingNode:
+			entries = body.Values
+		case *ast.MappingValueNode:
+			entries = append(entries, body)
+		}
+		for _, e := range entries {
+			at := e.Key.GetToken().Position
+			if at.Column != 1 {
+				return nil, errors.New("its keys don't begin their lines, so its workload can't be replaced")
+			}
+			keys[e.Key.String()] = at.Line - 1
+			starts = append(starts, at.Line-1)
+		}
+	}
+	slices.Sort(starts)
+	var out strings.Builder
+	for i := 0; i < len(lines); {
+		end := i + 1
+		replaced := false
+		for name := range values {
+			if at, ok := keys[name]; ok && at == i {
+				replaced = true
+			}
+		}
+		if !replaced {
+			out.WriteString(lines[i])
+			i = end
+			continue
+		}
+		for end < len(lines) && !slices.Contains(starts, end) && !strings.HasPrefix(lines[end], "#") {
+			end++
+		}
+		i = end
+	}
+	kept := strings.TrimRight(out.String(), "\n") + "\n"
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		b, err := json.Marshal(values[name]) // JSON is YAML
+		if err != nil {
+			return nil, err
+		}
+		kept += fmt.Sprintf("%s: %s\n", name, b)
+	}
+	return []byte(kept), nil
 }

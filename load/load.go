@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,6 +68,9 @@ type Options struct {
 
 	// Concurrency is how many sessions are played at once, one when it is 0.
 	Concurrency int
+	// Waves plays these in step: their next requests are sent together, when
+	// the last of the ones before has come to its end. Not with RequestRate.
+	Waves bool
 	// RequestRate, unless it is 0, starts sessions at random times that don't
 	// depend on the server (Poisson arrivals), so that about so many requests
 	// come in a second when a session has TurnsPerSession of them. Then
@@ -149,9 +153,12 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	ticks.Go(func() { p.tick(over) })
 	watch.Go(func() { p.watchHealth(played) })
 	watch.Go(func() { p.sendRecovery(played) })
-	if o.RequestRate > 0 {
+	switch {
+	case o.RequestRate > 0:
 		p.openLoop()
-	} else {
+	case o.Waves:
+		p.inWaves()
+	default:
 		p.closedLoop()
 	}
 	close(played)
@@ -194,6 +201,8 @@ func newPlayer(ctx context.Context, o Options) (*player, error) {
 	switch {
 	case o.Workload == nil || o.History == nil:
 		return nil, errors.New("play: no workload or no history is given")
+	case o.Waves && o.RequestRate > 0:
+		return nil, errors.New("play: requests come in waves or at a rate, not both")
 	case o.Sessions < 0 || o.Concurrency < 0 || o.RequestRate < 0:
 		return nil, fmt.Errorf("play: sessions %d, concurrency %d and request rate %g must not be negative", o.Sessions, o.Concurrency, o.RequestRate)
 	}
@@ -277,31 +286,76 @@ func (p *player) openLoop() {
 	sessions.Wait()
 }
 
+// inWaves plays Concurrency sessions at a time, in step.
+func (p *player) inWaves() {
+	ready := p.now()
+	for first := 0; first < p.Sessions && p.ctx.Err() == nil; first += p.Concurrency {
+		var group []*playing
+		for i := range min(p.Concurrency, p.Sessions-first) {
+			group = append(group, p.begin(p.FirstSession+first+i))
+		}
+		for len(group) > 0 {
+			var wave sync.WaitGroup
+			ends, over := make([]time.Duration, len(group)), make([]bool, len(group))
+			for i, s := range group {
+				wave.Go(func() { ends[i], over[i] = p.step(s, ready) })
+			}
+			wave.Wait()
+			ready = max(ready, slices.Max(ends))
+			left := group[:0]
+			for i, s := range group {
+				if !over[i] {
+					left = append(left, s)
+				}
+			}
+			group = left
+		}
+	}
+}
+
+// playing is a session at work.
+type playing struct {
+	session workload.Session
+	number  int
+	turn    int
+	reply   *openai.Reply // to the turn before
+}
+
+func (p *player) begin(number int) *playing {
+	return &playing{session: p.Workload.Session(number, p.Alone), number: number}
+}
+
 // play plays one session whose first request is due at ready, or its delay
 // later. It returns when the next session may start.
 func (p *player) play(number int, ready time.Duration) time.Duration {
-	session := p.Workload.Session(number, p.Alone)
-	var reply *openai.Reply
-	for turn := 0; ; turn++ {
-		t, more := session.Next(reply)
-		if !more {
-			p.done.Add(1)
-			return ready
-		}
-		s := sending{phase: p.Phase, kind: p.Workload.Kind(), session: number, turn: turn, planned: ready + t.Delay}
-		if t.At > 0 {
-			s.planned = p.begun + t.At
-		}
-		if !p.sleepUntil(s.planned) || !p.slot() {
-			return ready
-		}
-		s.ended = p.counted
-		var end time.Duration
-		reply, end = p.send(s, &t)
-		p.freeSlot()
-		// A server that can't be reached isn't asked again at once.
-		ready = end + p.reach.pause()
+	s := p.begin(number)
+	for over := false; !over; {
+		ready, over = p.step(s, ready)
 	}
+	return ready
+}
+
+// step sends a session's next request, if it has one and the phase goes on, and
+// returns when another may be sent.
+func (p *player) step(s *playing, ready time.Duration) (next time.Duration, over bool) {
+	t, more := s.session.Next(s.reply)
+	if !more {
+		p.done.Add(1)
+		return ready, true
+	}
+	sending := sending{phase: p.Phase, kind: p.Workload.Kind(), session: s.number, turn: s.turn, planned: ready + t.Delay, ended: p.counted}
+	if t.At > 0 {
+		sending.planned = p.begun + t.At
+	}
+	if !p.sleepUntil(sending.planned) || !p.slot() {
+		return ready, true
+	}
+	var end time.Duration
+	s.reply, end = p.send(sending, &t)
+	s.turn++
+	p.freeSlot()
+	// A server that can't be reached isn't asked again at once.
+	return end + p.reach.pause(), false
 }
 
 // slot waits until another op may be in flight.

@@ -299,6 +299,38 @@ func TestClosedLoop(t *testing.T) {
 	})
 }
 
+// In waves, the next requests of all sessions are sent together, when the
+// slowest of the ones before has ended, and are planned for then.
+func TestWaves(t *testing.T) {
+	var served atomic.Int64
+	handler := func(w http.ResponseWriter, r *http.Request) { // the first of a wave takes 10 ms, the third 30
+		tokens(int(served.Add(1)-1)%3+1, 10*time.Millisecond)(w, r)
+	}
+	play(t, handler, func(t *testing.T, o load.Options) {
+		m, s := &memory{}, &script{turns: []workload.Turn{{Request: hello}, {Request: hello}}}
+		o.History, o.Workload, o.Sessions, o.Concurrency, o.Waves = m, s, 7, 3, true
+		result := mustRun(t, o)
+		if result.Ops.OK != 14 || result.SessionsDone != 7 {
+			t.Errorf("%d ops of %d sessions", result.Ops.OK, result.SessionsDone)
+		}
+		waves := map[time.Duration]int{}
+		for _, op := range m.ops {
+			waves[op.Sent]++
+			if op.Planned != op.Sent {
+				t.Errorf("op %d: planned %v, sent %v", op.ID, op.Planned, op.Sent)
+			}
+		}
+		ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+		// The last session is a group by itself.
+		if diff := cmp.Diff(map[time.Duration]int{0: 3, ms(30): 3, ms(60): 3, ms(90): 3, ms(120): 1, ms(130): 1}, waves); diff != "" {
+			t.Errorf("requests by when they were sent: %s", diff)
+		}
+	})
+	if _, err := load.Run(t.Context(), load.Options{BaseURL: "http://server", History: &memory{}, Workload: &script{}, Waves: true, RequestRate: 1}); err == nil {
+		t.Error("waves at a rate are no error")
+	}
+}
+
 func kinds(events []history.Event) (kinds []history.EventKind) {
 	for _, e := range events {
 		kinds = append(kinds, e.Kind)

@@ -58,10 +58,12 @@ type Plan struct {
 	TopLogprobs  int    `json:"top_logprobs,omitempty"`
 
 	CopyLines      int `json:"copy_lines,omitempty"`       // lines to be repeated
-	Fillers        int `json:"fillers,omitempty"`          // filler requests between the device leg and the host leg
+	Fillers        int `json:"fillers,omitempty"`          // filler requests before each turn but the first; in evict, before the host leg
 	FillerLines    int `json:"filler_lines,omitempty"`     // lines of facts in a filler request
+	CancelEvery    int `json:"cancel_every,omitempty"`     // each so many turns are sent twice: hung up on, then to the end
 	CancelWithinMS int `json:"cancel_within_ms,omitempty"` // a cancel in mid-prefill comes at most that late
 	CancelChunks   int `json:"cancel_chunks,omitempty"`    // a cancel in mid-stream comes at most that many chunks late
+	ShortEvery     int `json:"short_every,omitempty"`      // each so many sessions have a quarter of the lines
 }
 
 // UnmarshalJSON reads a plan and refuses keys that it doesn't know.
@@ -134,6 +136,24 @@ var knobs = []struct {
 	{"filler_lines", func(p *Plan) *int { return &p.FillerLines }, 1, 100_000},
 	{"cancel_within_ms", func(p *Plan) *int { return &p.CancelWithinMS }, 1, 600_000},
 	{"cancel_chunks", func(p *Plan) *int { return &p.CancelChunks }, 1, 100_000},
+	{"cancel_every", func(p *Plan) *int { return &p.CancelEvery }, 1, 100_000},
+	{"short_every", func(p *Plan) *int { return &p.ShortEvery }, 1, 100_000},
+}
+
+// everyKinds are the knobs that every kind has, though its default be none, and
+// what goes with them where they are set.
+func everyKinds(p Plan, defaults *Plan) (has []string) {
+	has = []string{"fillers", "short_every"}
+	if p.Fillers > 0 {
+		has, defaults.FillerLines = append(has, "filler_lines"), cmp.Or(defaults.FillerLines, defaultFillerLines)
+	}
+	if defaults.CancelChunks > 0 { // the kind hangs up by itself
+		return has
+	}
+	if has = append(has, "cancel_every"); p.CancelEvery > 0 {
+		defaults.CancelWithinMS, defaults.CancelChunks = defaultCancelWithinMS, defaultCancelChunks
+	}
+	return has
 }
 
 // WithDefaults returns the plan with every default written out, or says what
@@ -168,13 +188,14 @@ func (p Plan) WithDefaults() (Plan, error) {
 	if defaults.MaxTokens == 0 { // a line to be repeated has at most 17 characters, mostly 11
 		defaults.MaxTokens = 64 + 16*cmp.Or(p.CopyLines, defaults.CopyLines)
 	}
+	always := everyKinds(p, &defaults)
 	for _, knob := range knobs {
 		got, def := knob.field(&p), *knob.field(&defaults)
 		switch {
-		case def == 0 && *got != 0:
+		case def == 0 && *got != 0 && !slices.Contains(always, knob.name):
 			bad("kind %s has no %s; take it out", k.name, knob.name)
 		case *got == 0:
-			*got = def
+			*got = def // 0 where the kind needs none
 		case *got < knob.min || *got > knob.max:
 			bad("%s is %d, not within %d and %d", knob.name, *got, knob.min, knob.max)
 		}
@@ -229,7 +250,7 @@ func New(p Plan) (Workload, error) {
 
 func (w *workload) Kind() string { return w.plan.Kind }
 
-func (w *workload) Session(i int, alone bool) Session { return w.kind.session(w, i, alone) }
+func (w *workload) Session(i int, alone bool) Session { return w.shape(i, alone) }
 
 // rng returns the source of one purpose of one session. Each purpose has its
 // own, so that one more draw here moves nothing there.

@@ -24,8 +24,13 @@ type config struct {
 	lines  map[string]int
 }
 
+// configFlag is the flag that names one.
+type configFlag struct {
+	Config string `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (concurrency: ...), such as culprit amplify and shrink write. Flags beat the file, the file beats the environment."`
+}
+
 // BeforeResolve lets --config add its file to what flags are resolved from.
-func (c *runCommand) BeforeResolve(k *kong.Context, path *kong.Path) error {
+func (configFlag) BeforeResolve(k *kong.Context, path *kong.Path) error {
 	file, _ := k.FlagValue(flagOf(path, "config")).(string)
 	if file == "" {
 		return nil

@@ -43,6 +43,7 @@ type commands struct {
 	Demo      demoCommand      `cmd:"" help:"The incident, end to end, on the lab: reproduce it, hunt, name the culprit."`
 	Record    recordCommand    `cmd:"" help:"Pass real traffic on to a server, and record and judge it."`
 	Replay    replayCommand    `cmd:"" help:"Send recorded traffic again: the same bytes at the same times."`
+	Amplify   amplifyCommand   `cmd:"" help:"Find the load under which a case fails most often, and write it as a file for hunt and run."`
 	Shrink    shrinkCommand    `cmd:"" help:"Find the smallest workload that still fails as a run did."`
 	Watch     watchCommand     `cmd:"" help:"A canary for production: self-checking conversations for ever, and an alarm that can be trusted."`
 	Deploy    deployCommand    `cmd:"" help:"What starts workers on other machines: Kubernetes, Slurm. Prints it, and applies nothing unless told to."`

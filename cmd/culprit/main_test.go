@@ -215,6 +215,7 @@ func fakeServer() {
 	flag.StringVar(&f.fault, "fault", "", "")
 	flag.Int64Var(&f.every, "every", 4, "the fault hits each so many requests")
 	flag.Int64Var(&f.weak, "weak", 0, "each so many replies has a wrong argument, whatever the settings and the load")
+	flag.Int64Var(&f.above, "above", 0, "the fault hits a tenth as often while no more requests than that are open")
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
 	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
@@ -247,6 +248,7 @@ type fake struct {
 	fault   string
 	every   int64
 	weak    int64
+	above   int64
 	always  bool
 	delay   time.Duration
 	running atomic.Int64
@@ -380,7 +382,11 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 		calls[0].Function.Arguments = wrongValue.ReplaceAllString(calls[0].Function.Arguments, `:"wrong"`)
 		answer.ToolCalls = calls
 	}
-	if f.fault != "" && n%f.every == 0 && (running > 1 || f.always) {
+	every := f.every
+	if running <= f.above {
+		every *= 10
+	}
+	if f.fault != "" && n%every == 0 && (running > 1 || f.always) {
 		switch f.fault {
 		case "salad":
 			answer = openai.Reply{Content: `<invoke ship " , carrier " V V V` + "\x1b[2J", FinishReason: "stop"}

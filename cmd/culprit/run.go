@@ -34,6 +34,7 @@ type loadFlags struct {
 
 	Concurrency int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
 	RequestRate float64       `placeholder:"R" help:"Open loop instead: requests per second, whatever the server does."`
+	Waves       bool          `help:"The conversations in step: their next requests go out together, once the last ones have all ended."`
 	Timeout     time.Duration `placeholder:"D" help:"Longest wait for one reply (default: ${timeout})."`
 	NoStream    bool          `help:"Ask for whole replies instead of streams."`
 	ExtraBody   string        `placeholder:"JSON" help:"Object merged into each request's body."`
@@ -44,7 +45,7 @@ func (c *loadFlags) options() app.RunOptions {
 	return app.RunOptions{
 		Kind: c.Kind, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Tools: c.Tools, OnError: c.OnError,
 		TopLogprobs: c.Logprobs, Seed: c.Seed, Knobs: c.Set,
-		Concurrency: c.Concurrency, RequestRate: c.RequestRate, Timeout: c.Timeout, NoStream: c.NoStream, ExtraBody: c.ExtraBody,
+		Concurrency: c.Concurrency, RequestRate: c.RequestRate, Waves: c.Waves, Timeout: c.Timeout, NoStream: c.NoStream, ExtraBody: c.ExtraBody,
 	}
 }
 
@@ -52,8 +53,7 @@ type runCommand struct {
 	serverFlags
 	Lab    bool     `help:"Start the lab, the small LLM server in this program, and drive that: nothing else is needed."`
 	LabArg []string `name:"lab-arg" placeholder:"ARG" sep:"none" help:"One more argument for culprit lab serve, as in --lab-arg=--index-k-dtype=bf16. Repeatable."`
-	Config string   `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (base_url: ...). Flags beat the file, the file beats the environment."`
-
+	configFlag
 	loadFlags
 	RunKey          string `placeholder:"HEX" help:"Of the sessions' tags. Each run has its own, so that it meets no cache of an earlier one (default: random; plan.json has it)."`
 	Control         bool   `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`

@@ -196,6 +196,17 @@ func (o *CompareOptions) side(what string, cases map[string]*experiment.Case) (e
 
 // override puts what was asked for in the place of a case's own settings.
 func (o *RunOptions) override(c *experiment.Case) error {
+	if o.Model != "" {
+		c.Model = o.Model
+	}
+	if err := c.Override(o.settings()); err != nil {
+		return &UsageError{err}
+	}
+	return nil
+}
+
+// settings are what was asked for, by their names in a case.
+func (o *RunOptions) settings() map[string]any {
 	settings := map[string]any{}
 	set := func(name string, value any, given bool) {
 		if given {
@@ -213,18 +224,13 @@ func (o *RunOptions) override(c *experiment.Case) error {
 	set("seed", o.Seed, o.Seed != 0)
 	set("concurrency", o.Concurrency, o.Concurrency != 0)
 	set("request_rate", o.RequestRate, o.RequestRate != 0)
+	set("waves", true, o.Waves)
 	set("timeout", o.Timeout.String(), o.Timeout != 0)
 	set("stream", false, o.NoStream)
 	for name, value := range o.Knobs {
 		set(name, value, true)
 	}
-	if o.Model != "" {
-		c.Model = o.Model
-	}
-	if err := c.Override(settings); err != nil {
-		return &UsageError{err}
-	}
-	return nil
+	return settings
 }
 
 // parseArm reads an arm: "" is the failing one, "safe" has everything safe, and

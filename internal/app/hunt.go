@@ -43,7 +43,7 @@ type HuntOptions struct {
 	Launcher   *target.Launcher
 	Tool       string
 	Sweep      Sweep      // in place of Case
-	Load       RunOptions // what Sweep's servers are sent
+	Load       RunOptions // what is sent, in place of the case's own
 }
 
 // Hunt finds the culprit of a case and shows what it rests on.
@@ -159,7 +159,20 @@ func (o *HuntOptions) read() (*experiment.Case, string, error) {
 		if err != nil {
 			return nil, "", &UsageError{err}
 		}
-		return c, cmp.Or(o.Dir, filepath.Dir(c.Path)), nil
+		dir := cmp.Or(o.Dir, filepath.Dir(c.Path))
+		if len(o.Load.settings()) == 0 {
+			return c, dir, nil
+		}
+		if err := o.Load.override(c); err != nil {
+			return nil, "", err
+		}
+		if o.Dir == "" { // what a case's directory has is of its own load
+			if o.Resume {
+				return nil, "", usage("hunt: a hunt under another load than the case's has a directory of its own: give it with --output")
+			}
+			dir = filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-hunt")
+		}
+		return c, dir, nil
 	}
 	if o.Case != "" {
 		return nil, "", usage("hunt: give a case or --serve-cmd, not both")

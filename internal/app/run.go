@@ -91,6 +91,7 @@ type RunOptions struct {
 	Knobs                          map[string]int // more of the workload's, by name
 	Concurrency                    int
 	RequestRate                    float64
+	Waves                          bool
 	Control                        bool
 	ControlSessions                int
 	Timeout                        time.Duration
@@ -189,12 +190,14 @@ func (o *RunOptions) plan() (experiment.Plan, error) {
 	}
 	p = experiment.Plan{
 		Tool: o.Tool, BaseURL: base, Model: o.Model, Workload: w,
-		Concurrency: o.Concurrency, RequestRate: o.RequestRate, TimeoutMS: o.Timeout.Milliseconds(),
+		Concurrency: o.Concurrency, RequestRate: o.RequestRate, Waves: o.Waves, TimeoutMS: o.Timeout.Milliseconds(),
 		NoStream: o.NoStream, HeaderNames: slices.Sorted(maps.Keys(o.Header)),
 	}
 	switch {
 	case o.RequestRate < 0 || o.Concurrency < 0 || o.Timeout < 0 || o.ControlSessions < 0:
 		return p, usage("--request-rate, --concurrency, --timeout and --control-sessions must not be negative")
+	case o.RequestRate > 0 && o.Waves:
+		return p, usage("--waves and --request-rate don't go together")
 	case o.RequestRate == 0 && o.Concurrency == 0:
 		p.Concurrency = w.Sessions
 	case o.Concurrency > w.Sessions:
