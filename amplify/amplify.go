@@ -83,9 +83,12 @@ const (
 	// stage, over the single moves, may use firstStage; each later one may use
 	// half of what is left. The rest is for measuring.
 	searching, firstStage = 0.65, 0.40
+	// As long as hardly anything fails, the search may use more: to measure what
+	// was chosen at random is worth nothing.
+	unseen = 0.8
 	// A shape is dropped when it is this unlikely that it fails as often as the
 	// leader, and the leader has failed often enough to be one.
-	dropBelow, leaderFailures = 0.02, 5
+	dropBelow, leaderFailures = 0.01, 6
 	// settled is how many failures of the leader end a stage.
 	settled = 40
 	// contenders are the most combinations of a later stage.
@@ -381,6 +384,9 @@ func (s *search) stage(shapes []*tally, limit float64) (*tally, error) {
 	}
 	var err error
 	for pass, batch := 1, least; err == nil; pass, batch = pass+1, 2*batch {
+		if leader := best(); pass > 1 && leader.failures < leaderFailures && !s.affords(alive, batch, limit) {
+			limit = max(limit, unseen)
+		}
 		for ; batch > 0 && !s.affords(alive, batch, limit); batch /= 2 {
 		}
 		if batch == 0 {
@@ -621,6 +627,9 @@ func (s *search) measure(best *tally) error {
 		}
 		if err := s.pass(list, batch, Measure); err != nil {
 			return err
+		}
+		if launches >= measureLaunches {
+			batch *= 2
 		}
 		if best.out != "" {
 			return nil

@@ -29,7 +29,6 @@ type server struct {
 	began   int
 	sent    int
 	took    time.Duration
-	fresh   []Trial
 }
 
 func (s *server) of(name string, factors map[string]float64) float64 {
@@ -164,7 +163,11 @@ func TestPicks(t *testing.T) {
 					continue
 				}
 				found++
-				if perMinute(got.Best.Name) >= best/3 {
+				// What fails less than a few times in its share of the budget can't be
+				// told from the others by anybody.
+				o := Options{Base: b}
+				share := searching * float64(got.Budget.Requests) / float64(len(o.Shapes()))
+				if perMinute(got.Best.Name) >= best/3 || best*share < 5*tt.bursts {
 					near++
 				} else if testing.Verbose() {
 					t.Logf("seed %d: %s fails %.3g, best %.3g", seed, got.Best.Name, perMinute(got.Best.Name), best)

@@ -32,10 +32,12 @@ type Result struct {
 	PerMinute float64 `json:"per_minute_factor,omitempty"`
 	Tried     []Row   `json:"tried"` // while searching, the best first
 	// Shows is the rate above which any of the shapes would have shown a
-	// failure; where nothing failed.
-	Shows  float64 `json:"shows,omitempty"`
-	Used   Budget  `json:"used"`
-	Budget Budget  `json:"budget"`
+	// failure, if launches are alike; ShowsDispersed is the same if some of them
+	// may hardly fail at all. Where nothing failed.
+	Shows          float64 `json:"shows,omitempty"`
+	ShowsDispersed float64 `json:"shows_dispersed,omitempty"`
+	Used           Budget  `json:"used"`
+	Budget         Budget  `json:"budget"`
 }
 
 // Range is an estimate with its interval at 95%.
@@ -72,7 +74,10 @@ func (s *search) result(best *tally, unfinished bool) Result {
 		}
 		row := t.row(t.seen)
 		failed = failed || row.Failures > 0 && t.out == ""
-		r.Shows = max(r.Shows, row.Rate.High)
+		if row.Out == "" {
+			_, high := stats.AnytimeInterval(clustersOf(t.seen), stats.Independent(), level)
+			r.Shows, r.ShowsDispersed = max(r.Shows, high), max(r.ShowsDispersed, row.Rate.High)
+		}
 		r.Tried = append(r.Tried, row)
 	}
 	value := func(row Row) float64 {
@@ -88,7 +93,7 @@ func (s *search) result(best *tally, unfinished bool) Result {
 	switch {
 	case best != nil && best.out == "" && len(best.fresh) > 0:
 		row := best.row(best.fresh)
-		r.Best, r.Shows, r.Status = &row, 0, NotRaised
+		r.Best, r.Status = &row, NotRaised
 		if best == base {
 			r.Base = row
 			break
@@ -103,7 +108,10 @@ func (s *search) result(best *tally, unfinished bool) Result {
 	case !failed:
 		r.Status = Nothing
 	default:
-		r.Status, r.Shows = NotRaised, 0
+		r.Status = NotRaised
+	}
+	if r.Status != Nothing {
+		r.Shows, r.ShowsDispersed = 0, 0
 	}
 	if unfinished {
 		r.Status = Unfinished
@@ -113,15 +121,13 @@ func (s *search) result(best *tally, unfinished bool) Result {
 
 func (t *tally) row(launches []launched) Row {
 	r := Row{Name: t.name, Shape: t.shape, Launches: len(launches), Out: t.out}
-	var clusters []stats.Cluster
 	for _, l := range launches {
-		clusters = append(clusters, l.Cluster)
 		r.Requests += l.Trials
 		r.Failures += l.Failures
 	}
 	if r.Rate.High = 1; r.Requests > 0 {
 		r.Rate.Value = float64(r.Failures) / float64(r.Requests)
-		r.Rate.Low, r.Rate.High = stats.AnytimeInterval(clusters, stats.Dispersed(), level)
+		r.Rate.Low, r.Rate.High = stats.AnytimeInterval(clustersOf(launches), stats.Dispersed(), level)
 	}
 	if t.judged > 0 {
 		r.Run = time.Duration(float64(t.played) * float64(r.Requests) / float64(t.judged))
@@ -135,6 +141,18 @@ func (t *tally) row(launches []launched) Row {
 	}
 	return r
 }
+
+func clustersOf(launches []launched) []stats.Cluster {
+	var clusters []stats.Cluster
+	for _, l := range launches {
+		clusters = append(clusters, l.Cluster)
+	}
+	return clusters
+}
+
+// pairedDispersion is how much the shares of two shapes are believed to differ
+// between launches, each of which played both: less than rates do.
+var pairedDispersion = stats.Dispersion{CV: []float64{0, 0.25, 0.5}, Weight: []float64{0.6, 0.25, 0.15}}
 
 // ratio is by how much a's rate is higher than b's. It takes the launches that
 // played both: one that fails more than others does so for both, so that of the
@@ -158,7 +176,7 @@ func ratio(a, b []launched) Range {
 	if len(shares) == 0 {
 		return Range{}
 	}
-	low, high := stats.AnytimeInterval(shares, stats.Dispersed(), level) // of b's share
+	low, high := stats.AnytimeInterval(shares, pairedDispersion, level) // of b's share
 	odds := func(share float64) float64 { return (1 - share) / share * trialsB / trialsA }
 	r := Range{Low: odds(high)}
 	if failuresB > 0 {

@@ -287,7 +287,7 @@ func (d *document) any(n ast.Node) any {
 	}
 }
 
-// withBlocks puts values in the place of top-level keys of a file, or at its end.
+// withBlocks puts values in the place of top-level keys of a file, at its end.
 func withBlocks(text []byte, values map[string]any) ([]byte, error) {
 	if len(text) == 0 { // a case that was made of no file
 		return text, nil
@@ -296,9 +296,7 @@ func withBlocks(text []byte, values map[string]any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := strings.SplitAfter(string(text), "\n")
-	keys := map[string]int{}
-	var starts []int // of all keys, by line
+	keys := map[int]string{} // by line, from 0
 	for _, doc := range file.Docs {
 		var entries []*ast.MappingValueNode
 		switch body := doc.Body.(type) {
@@ -312,37 +310,25 @@ func withBlocks(text []byte, values map[string]any) ([]byte, error) {
 			if at.Column != 1 {
 				return nil, errors.New("its keys don't begin their lines, so its workload can't be replaced")
 			}
-			keys[e.Key.String()] = at.Line - 1
-			starts = append(starts, at.Line-1)
+			keys[at.Line-1] = e.Key.String()
 		}
 	}
-	slices.Sort(starts)
 	var out strings.Builder
-	for i := 0; i < len(lines); {
-		end := i + 1
-		replaced := false
-		for name := range values {
-			if at, ok := keys[name]; ok && at == i {
-				replaced = true
-			}
+	replaced := false
+	for i, line := range strings.SplitAfter(strings.TrimRight(string(text), "\n")+"\n", "\n") {
+		if key, begins := keys[i]; begins || strings.HasPrefix(line, "#") {
+			_, replaced = values[key]
 		}
 		if !replaced {
-			out.WriteString(lines[i])
-			i = end
-			continue
+			out.WriteString(line)
 		}
-		for end < len(lines) && !slices.Contains(starts, end) && !strings.HasPrefix(lines[end], "#") {
-			end++
-		}
-		i = end
 	}
-	kept := strings.TrimRight(out.String(), "\n") + "\n"
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		b, err := json.Marshal(values[name]) // JSON is YAML
 		if err != nil {
 			return nil, err
 		}
-		kept += fmt.Sprintf("%s: %s\n", name, b)
+		fmt.Fprintf(&out, "%s: %s\n", name, b)
 	}
-	return []byte(kept), nil
+	return []byte(out.String()), nil
 }

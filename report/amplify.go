@@ -73,7 +73,8 @@ func Amplified(s *term.Screen, r amplify.Result, next []string) {
 	case amplify.Raised:
 		headlineWord(s, "RAISED", term.Red, fmt.Sprintf("%s: %s of requests break, %s", best.Name, percent(best.Rate.Value), factor(r)))
 	case amplify.Nothing:
-		headlineWord(s, "NOTHING FAILED", term.Yellow, fmt.Sprintf("in %s requests; under each of the loads a rate above %s would have shown", count(judged(r)), percent(r.Shows)))
+		headlineWord(s, "NOTHING FAILED", term.Yellow, fmt.Sprintf("in %s requests; under each of the loads a rate above %s would have shown if launches are alike, above %s if some hardly fail at all",
+			count(judged(r)), percent(r.Shows), percent(r.ShowsDispersed)))
 	case amplify.NotRaised:
 		text := "no load was shown to fail more often than the case's own"
 		if best != nil && best.Name != r.Base.Name {
