@@ -119,6 +119,7 @@ const MinLaunches = 5
 type tally struct {
 	name     string
 	shape    Shape
+	key      string // of its settings
 	turns    int
 	seen     []launched // in the failing arm, while searching
 	fresh    []launched // in the failing arm, measured
@@ -172,10 +173,11 @@ func Find(o Options) (Result, error) {
 		o.Decided = func(string) {}
 	}
 	s := &search{Options: o, r: rand.New(rand.NewPCG(o.Seed, 0)), stale: true}
-	if least := o.Least(); o.Budget.Requests < least.Requests || !o.NoLaunch && o.Budget.Launches < least.Launches {
+	singles := s.singles()
+	if least := leastFor(singles); o.Budget.Requests < least.Requests || !o.NoLaunch && o.Budget.Launches < least.Launches {
 		return Result{}, &BudgetError{least}
 	}
-	best, err := s.find()
+	best, err := s.find(singles)
 	if errors.Is(err, ErrSpent) {
 		err = nil
 	}
@@ -210,11 +212,11 @@ func (b Budget) or(d Budget) Budget {
 func (s *search) add(name string, shape Shape, move int) *tally {
 	key := fmt.Sprint(shape.Settings())
 	for _, t := range s.tallies {
-		if fmt.Sprint(t.shape.Settings()) == key {
+		if t.key == key {
 			return t
 		}
 	}
-	t := &tally{name: name, shape: shape, turns: shape.turns(), fromMove: move}
+	t := &tally{name: name, shape: shape, key: key, turns: shape.turns(), fromMove: move}
 	s.tallies = append(s.tallies, t)
 	return t
 }
@@ -243,9 +245,11 @@ func (o Options) Shapes() []string {
 
 // Least is the smallest budget that a search can do anything with: one look at
 // each shape.
-func (o Options) Least() Budget {
+func (o Options) Least() Budget { return leastFor(o.first()) }
+
+func leastFor(shapes []*tally) Budget {
 	pass := 0
-	for _, t := range o.first() {
+	for _, t := range shapes {
 		pass += t.turns * t.sessions(1)
 	}
 	return Budget{Launches: MinLaunches, Requests: int(math.Ceil(float64(pass) / firstStage))}
@@ -267,8 +271,7 @@ func (e *BudgetError) Error() string {
 }
 
 // find looks at the single moves, then at what can be added to the best.
-func (s *search) find() (*tally, error) {
-	candidates := s.singles()
+func (s *search) find(candidates []*tally) (*tally, error) {
 	base := candidates[0]
 	moves := map[*tally][]string{base: nil}
 	for _, t := range candidates[1:] {
@@ -635,7 +638,7 @@ func (s *search) measure(best *tally) error {
 			return nil
 		}
 		if launches >= measureLaunches && chosen.failures >= measureFailures {
-			if r := s.result(best, false); best == base || r.Factor.Low > 1 {
+			if best == base || ratio(best.fresh, base.fresh).Low > 1 {
 				return nil
 			}
 		}

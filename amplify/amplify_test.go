@@ -127,7 +127,7 @@ func draw(r *rand.Rand, cv, bursts float64) *server {
 	return s
 }
 
-var searches = flag.Int("searches", 40, "synthetic searches of each kind")
+var searches = flag.Int("searches", 20, "synthetic searches of each kind")
 
 // TestPicks: what is chosen fails nearly as often as the best single move does,
 // however launches differ, and what is stated of it is true.

@@ -67,14 +67,15 @@ func (s *search) result(best *tally, unfinished bool) Result {
 	// The case's own wasn't chosen for what it showed: all of it counts, but
 	// where it is the best of all.
 	r.Base = base.row(slices.Concat(base.seen, base.fresh))
-	failed := false
+	failed, alive := false, false
 	for _, t := range s.tallies {
 		if len(t.seen) == 0 && t.out == "" {
 			continue
 		}
 		row := t.row(t.seen)
 		failed = failed || row.Failures > 0 && t.out == ""
-		if row.Out == "" {
+		if row.Out == "" && row.Requests > 0 {
+			alive = true
 			_, high := stats.AnytimeInterval(clustersOf(t.seen), stats.Independent(), level)
 			r.Shows, r.ShowsDispersed = max(r.Shows, high), max(r.ShowsDispersed, row.Rate.High)
 		}
@@ -105,6 +106,8 @@ func (s *search) result(best *tally, unfinished bool) Result {
 		if r.Factor.Low > 1 {
 			r.Status = Raised
 		}
+	case !alive:
+		r.Status = Unfinished
 	case !failed:
 		r.Status = Nothing
 	default:

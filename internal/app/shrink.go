@@ -231,6 +231,7 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 	for name, values := range map[string][2]int{
 		"copy_lines": {w.CopyLines, defaults.CopyLines}, "fillers": {w.Fillers, defaults.Fillers}, "filler_lines": {w.FillerLines, defaults.FillerLines},
 		"cancel_within_ms": {w.CancelWithinMS, defaults.CancelWithinMS}, "cancel_chunks": {w.CancelChunks, defaults.CancelChunks},
+		"cancel_every": {w.CancelEvery, 0}, "short_every": {w.ShortEvery, 0},
 	} {
 		if values[0] != values[1] {
 			set[name] = values[0]
@@ -250,6 +251,7 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 		MaxTokens    int            `yaml:"max_tokens"`
 		Concurrency  int            `yaml:"concurrency,omitempty"`
 		RequestRate  float64        `yaml:"request_rate,omitempty"`
+		Waves        bool           `yaml:"waves,omitempty"`
 		Control      bool           `yaml:"control"`
 		Tools        string         `yaml:"tools,omitempty"`
 		OnError      string         `yaml:"on_error,omitempty"`
@@ -259,7 +261,7 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 		NoStream     bool           `yaml:"no_stream,omitempty"`
 		ExtraBody    string         `yaml:"extra_body,omitempty"`
 	}{
-		w.Kind, s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens, s.Concurrency, s.RequestRate, true,
+		w.Kind, s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens, s.Concurrency, s.RequestRate, p.Waves, true,
 		unless(w.Tools, defaults.Tools), unless(w.OnError, defaults.OnError), w.TopLogprobs, set,
 		time.Duration(p.TimeoutMS) * time.Millisecond, p.NoStream, extra,
 	})
