@@ -26,7 +26,7 @@ type config struct {
 
 // configFlag is the flag that names one.
 type configFlag struct {
-	Config string `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (concurrency: ...), such as culprit amplify and shrink write. Flags beat the file, the file beats the environment."`
+	Config string `short:"c" type:"existingfile" placeholder:"FILE" help:"YAML file with these flags as keys (concurrency: ...), such as culprit amplify writes. Flags beat the file, the file beats the environment."`
 }
 
 // BeforeResolve lets --config add its file to what flags are resolved from.

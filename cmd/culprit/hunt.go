@@ -32,20 +32,9 @@ type huntCommand struct {
 	sweepFlags
 	BaseURL string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
 
-	// In place of a case's own, which then goes into another directory.
+	// In place of a case's own, in another directory then.
 	configFlag
-	Workload     string         `placeholder:"KIND" help:"What is sent, in place of the case's own: ${kinds} (default for --serve-cmd: agent)."`
-	Sessions     int            `placeholder:"N" help:"Conversations of a trial (default: the case's, or ${sessions})."`
-	Rounds       int            `placeholder:"N" help:"Rounds of each (default: the workload's)."`
-	ContextLines int            `placeholder:"N" help:"Lines of facts in each system prompt (default: the workload's)."`
-	MaxTokens    int            `placeholder:"N" help:"Longest reply asked for (default: the workload's)."`
-	Tools        string         `placeholder:"STYLE" help:"native or text, as for culprit run."`
-	OnError      string         `placeholder:"WHAT" help:"repair, continue or stop, as for culprit run."`
-	Logprobs     int            `placeholder:"N" help:"Ask for the N most likely tokens."`
-	Set          map[string]int `placeholder:"KNOB=N" help:"Another knob of the workload; docs/workloads.md lists them. Repeatable."`
-	Concurrency  int            `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
-	RequestRate  float64        `placeholder:"R" help:"Open loop instead: requests per second."`
-	Waves        bool           `help:"The conversations in step."`
+	trafficFlags
 }
 
 func (c *huntCommand) Run(ctx context.Context, s *streams) error {
@@ -59,10 +48,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Workers: app.Workers{Count: c.Workers, NATS: c.hunters()},
 		Launcher: launcher, Tool: version(),
 		Sweep: c.sweep(c.BaseURL),
-		Load: app.RunOptions{
-			Kind: c.Workload, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Tools: c.Tools, OnError: c.OnError,
-			TopLogprobs: c.Logprobs, Knobs: c.Set, Concurrency: c.Concurrency, RequestRate: c.RequestRate, Waves: c.Waves,
-		},
+		Load:  c.trafficFlags.options(),
 	}, c.output(s))
 	if err != nil {
 		return err

@@ -21,6 +21,19 @@ type serverFlags struct {
 
 // loadFlags say what is sent, and how.
 type loadFlags struct {
+	trafficFlags
+	Seed uint64 `placeholder:"N" help:"Of what is asked: the same seed and run key send the same bytes (default: 1)."`
+}
+
+// options are what the flags ask for.
+func (c *loadFlags) options() app.RunOptions {
+	o := c.trafficFlags.options()
+	o.Seed = c.Seed
+	return o
+}
+
+// trafficFlags are these but for the seed, which is another one in a hunt.
+type trafficFlags struct {
 	Kind         string         `name:"workload" placeholder:"KIND" help:"What to send: ${kinds} (default: agent)."`
 	Sessions     int            `placeholder:"N" help:"Conversations to play (default: ${sessions})."`
 	Rounds       int            `placeholder:"N" help:"Rounds of each conversation (default: the workload's)."`
@@ -29,7 +42,6 @@ type loadFlags struct {
 	Tools        string         `placeholder:"STYLE" help:"native: the tools field; text: JSON in the text, for models without tools (default: native)."`
 	OnError      string         `placeholder:"WHAT" help:"After a wrong reply: repair (the right one takes its place), continue or stop (default: repair)."`
 	Logprobs     int            `placeholder:"N" help:"Ask for the N most likely tokens, to tell numerics from corruption."`
-	Seed         uint64         `placeholder:"N" help:"Of what is asked: the same seed and run key send the same bytes (default: 1)."`
 	Set          map[string]int `placeholder:"KNOB=N" help:"Another knob of the workload; docs/workloads.md lists them. Repeatable."`
 
 	Concurrency int           `aliases:"max-concurrency" placeholder:"N" help:"Conversations at once (default: all of them)."`
@@ -41,10 +53,10 @@ type loadFlags struct {
 }
 
 // options are what the flags ask for.
-func (c *loadFlags) options() app.RunOptions {
+func (c *trafficFlags) options() app.RunOptions {
 	return app.RunOptions{
 		Kind: c.Kind, Sessions: c.Sessions, Rounds: c.Rounds, ContextLines: c.ContextLines, MaxTokens: c.MaxTokens, Tools: c.Tools, OnError: c.OnError,
-		TopLogprobs: c.Logprobs, Seed: c.Seed, Knobs: c.Set,
+		TopLogprobs: c.Logprobs, Knobs: c.Set,
 		Concurrency: c.Concurrency, RequestRate: c.RequestRate, Waves: c.Waves, Timeout: c.Timeout, NoStream: c.NoStream, ExtraBody: c.ExtraBody,
 	}
 }

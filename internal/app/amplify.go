@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/culprit-project/culprit/amplify"
 	"github.com/culprit-project/culprit/experiment"
@@ -80,10 +82,12 @@ func Amplify(ctx context.Context, o AmplifyOptions, out Output) (amplify.Status,
 	if errors.Is(err, fs.ErrPermission) {
 		return "", err
 	}
+	failing, failed := c.Render(c.Space.Failing())
+	err = errors.Join(err, failed)
 	var next []string
 	if r.Best != nil && err == nil {
 		path := filepath.Join(dir, WorkloadFile)
-		if err := os.WriteFile(path, []byte(amplified(r)), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(amplified(r, failing.Plan)), 0o644); err != nil {
 			return "", err
 		}
 		next = []string{
@@ -132,26 +136,37 @@ func (o *AmplifyOptions) moves() ([]amplify.Move, error) {
 }
 
 // amplified is a file for run -c and hunt -c.
-func amplified(r amplify.Result) string {
+func amplified(r amplify.Result, p experiment.Plan) string {
 	b := r.Best
 	head := fmt.Sprintf("# %s: %d of %d requests broke on %d launches (95%%: %.2g to %.2g%%);\n# under the case's own load, %d of %d.\n",
 		b.Name, b.Failures, b.Requests, b.Launches, 100*b.Rate.Low, 100*b.Rate.High, r.Base.Failures, r.Base.Requests)
 	if b.Name == r.Base.Name {
 		head = fmt.Sprintf("# The case's own load: %d of %d requests broke on %d launches (95%%: %.2g to %.2g%%).\n", b.Failures, b.Requests, b.Launches, 100*b.Rate.Low, 100*b.Rate.High)
 	}
-	s := b.Shape
-	return head + loadFile(s, max(s.Concurrency, 1))
+	return head + loadFile(b.Shape, p)
 }
 
-// loadFile is a load as a file of run's flags.
-func loadFile(s amplify.Shape, sessions int) string {
+// loadFile is a load as a file of run's flags, with what a plan says beside it.
+func loadFile(s amplify.Shape, p experiment.Plan) string {
 	settings := s.Settings()
-	settings["workload"], settings["sessions"] = settings["kind"], sessions
+	settings["workload"], settings["sessions"] = settings["kind"], max(p.Workload.Sessions, s.Concurrency)
 	delete(settings, "kind")
+	if p.TimeoutMS > 0 {
+		settings["timeout"] = time.Duration(p.TimeoutMS) * time.Millisecond
+	}
+	if p.NoStream {
+		settings["no_stream"] = true
+	}
+	if len(p.ExtraBody) > 0 {
+		if b, err := json.Marshal(p.ExtraBody); err == nil { // it was read from JSON
+			settings["extra_body"] = "'" + strings.ReplaceAll(string(b), "'", "''") + "'" // a YAML string
+		}
+	}
 	var lines, knobs []string
 	for name, value := range settings {
 		switch name {
-		case "workload", "sessions", "rounds", "context_lines", "max_tokens", "tools", "on_error", "concurrency", "request_rate", "waves":
+		case "workload", "sessions", "rounds", "context_lines", "max_tokens", "tools", "on_error", "concurrency", "request_rate", "waves",
+			"timeout", "no_stream", "extra_body":
 			lines = append(lines, fmt.Sprintf("%s: %v\n", name, value))
 		case "logprobs": // comes with top_logprobs
 		case "top_logprobs":

@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -227,6 +228,7 @@ func (o *RunOptions) settings() map[string]any {
 	set("waves", true, o.Waves)
 	set("timeout", o.Timeout.String(), o.Timeout != 0)
 	set("stream", false, o.NoStream)
+	set("extra_body", json.RawMessage(o.ExtraBody), o.ExtraBody != "")
 	for name, value := range o.Knobs {
 		set(name, value, true)
 	}
