@@ -45,7 +45,7 @@ type Plan struct {
 	Workload    workload.Plan              `json:"workload"`
 	Concurrency int                        `json:"concurrency,omitempty"`
 	RequestRate float64                    `json:"request_rate,omitempty"`
-	Waves       bool                       `json:"waves,omitempty"` // conversations in step
+	Waves       bool                       `json:"waves,omitempty"`            // conversations in step
 	Control     int                        `json:"control_sessions,omitempty"` // played alone and cold first
 	TimeoutMS   int64                      `json:"timeout_ms,omitempty"`
 	NoStream    bool                       `json:"no_stream,omitempty"`
