@@ -219,6 +219,7 @@ func phaseWord(p search.Phase) string {
 		return "spot check"
 	case search.Sweep:
 		return "sweep levels"
+	case search.Beside:
 	}
 	return string(p)
 }
