@@ -120,6 +120,9 @@ func evidenceLink(j Judgement, from, dir string) string {
 	return filepath.ToSlash(to)
 }
 
+// mostNamed is how many hypotheses of a kind a sentence names.
+const mostNamed = 6
+
 // standingSentence says where a case's hypotheses stand.
 func standingSentence(s *Standing) string {
 	var open, supported, refuted []string
@@ -139,7 +142,11 @@ func standingSentence(s *Standing) string {
 		verb  string
 	}{{supported, "supported"}, {refuted, "refuted"}, {open, "open"}} {
 		if len(group.names) > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s %s", strings.Join(group.names, ", "), plural(len(group.names), "is", "are"), group.verb))
+			names, more := group.names, ""
+			if len(names) > mostNamed {
+				names, more = names[:mostNamed], fmt.Sprintf(" and %d others", len(names)-mostNamed)
+			}
+			parts = append(parts, fmt.Sprintf("%s%s %s %s", strings.Join(names, ", "), more, plural(len(group.names), "is", "are"), group.verb))
 		}
 	}
 	return term.Safe(fmt.Sprintf("Of %s on %s: %s.", counted(len(s.Hypotheses), "hypothesis", "hypotheses"), counted(s.Evidence, "piece of evidence", "pieces of evidence"), strings.Join(parts, "; ")))

@@ -432,7 +432,7 @@ func examples(s *term.Screen, v *oracle.Verdict, run Run) {
 			note = ": " + term.Safe(e.Note)
 		}
 		paragraph(s, "  ", "    ", string(e.class)+e.where()+note)
-		sideBySide(s, e.Want, e.Got)
+		sideBySide(s, sameOrder(e.Want, e.Got), e.Got)
 		op = cmp.Or(op, e.Op)
 	}
 	if op != 0 && run.Dir != "" {
