@@ -177,7 +177,8 @@ func (e *NotReproducedError) Error() string {
 	return fmt.Sprintf("shrink: %s didn't fail often enough in %d runs to begin with; raise its rate first (more sessions, or the server as it was)", e.Size, e.Runs)
 }
 
-// Search makes from smaller as long as it goes on failing.
+// Search makes from smaller as long as it goes on failing. With an error it
+// returns the smallest size so far, which wasn't measured.
 func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	if o.Measures == 0 {
 		o.Measures = DefaultMeasures
@@ -252,6 +253,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 		}
 	}
 	r.Early = r.Runs >= o.Runs
+	failed := 0
 	var clusters, alone []stats.Cluster
 	for range o.Measures {
 		out, err := try(r.To, true)
@@ -259,13 +261,13 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			return r, err
 		}
 		if out.Failed() {
-			r.Failing.Failures++
+			failed++
 		}
 		clusters = append(clusters, stats.Cluster{Failures: out.Failures, Trials: out.Ops})
 		alone = append(alone, stats.Cluster{Failures: out.Alone, Trials: out.AloneOps})
 	}
-	r.Failing.Trials = o.Measures
-	r.Failing.Low, r.Failing.High = stats.Wilson(r.Failing.Failures, o.Measures, 0.95)
+	r.Failing = Share{Failures: failed, Trials: o.Measures}
+	r.Failing.Low, r.Failing.High = stats.Wilson(failed, o.Measures, 0.95)
 	r.Rate, r.Alone = share(clusters), share(alone)
 	return r, nil
 }

@@ -123,7 +123,8 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 	if _, ok := errors.AsType[*shrink.NotReproducedError](err); ok {
 		return &NoVerdictError{err}
 	}
-	if err != nil {
+	stopped := ctx.Err() != nil
+	if err != nil && (!stopped || result.To == result.From) {
 		return err
 	}
 	config := filepath.Join(dir, shrinkWorkloadFile)
@@ -148,14 +149,21 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 		return fmt.Sprintf("%d of %d [%.0f, %.0f]%%", s.Failures, s.Trials, 100*s.Low, 100*s.High)
 	}
 	out.Screen.Printf("\n%d requests instead of %d: %s\n", result.To.Requests(), result.From.Requests(), result.To)
-	out.Screen.Printf("  fails in     %s of the runs that it was measured on\n", share(result.Failing))
-	out.Screen.Printf("  of its ops   %s\n", share(result.Rate))
-	out.Screen.Printf("  alone        %s\n", share(result.Alone))
-	out.Screen.Printf("  it took      %d runs, %d requests\n", result.Runs, result.Requests)
+	if stopped {
+		out.Screen.Printf("  stopped      before it was measured, after %d runs\n", result.Runs)
+	} else {
+		out.Screen.Printf("  fails in     %s of the runs that it was measured on\n", share(result.Failing))
+		out.Screen.Printf("  of its ops   %s\n", share(result.Rate))
+		out.Screen.Printf("  alone        %s\n", share(result.Alone))
+		out.Screen.Printf("  it took      %d runs, %d requests\n", result.Runs, result.Requests)
+	}
 	if result.Early {
 		out.Screen.Printf("  and ended early: a smaller one may do; go on with a larger --runs\n")
 	}
 	out.Screen.Printf("\n  culprit run -c %s --base-url %s\n  culprit bundle %s --workload %s\n", term.Safe(config), term.Safe(plan.BaseURL), term.Safe(o.Run), term.Safe(config))
+	if stopped {
+		return &NoVerdictError{errors.New("shrink: stopped before the workload was measured")}
+	}
 	return nil
 }
 
@@ -268,6 +276,11 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 	if err != nil {
 		return nil, err
 	}
-	return append(fmt.Appendf(nil, "# Shrunk from %s: %d requests instead of %d. It failed in %d of %d runs (95%%: %.0f to %.0f%%).\n",
-		filepath.Base(from), s.Requests(), r.From.Requests(), r.Failing.Failures, r.Failing.Trials, 100*r.Failing.Low, 100*r.Failing.High), text...), nil
+	head := fmt.Sprintf("# Shrunk from %s: %d requests instead of %d. ", filepath.Base(from), s.Requests(), r.From.Requests())
+	if r.Failing.Trials == 0 {
+		head += "How often it fails wasn't measured.\n"
+	} else {
+		head += fmt.Sprintf("It failed in %d of %d runs (95%%: %.0f to %.0f%%).\n", r.Failing.Failures, r.Failing.Trials, 100*r.Failing.Low, 100*r.Failing.High)
+	}
+	return append([]byte(head), text...), nil
 }
