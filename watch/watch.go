@@ -38,7 +38,8 @@ type Conversation struct {
 	Classes []string
 	Lost    int       // ops that failed, timed out, or ended without a token
 	LostWhy string    // of the last of them
-	FirstMS []float64 // to the first byte, of each op that had one
+	FirstMS []float64 // to the first chunk, of each op that had one
+	ChunkMS []float64 // from each chunk to the next
 	TotalMS []float64 // of each op that came to its end
 	Record  string    // where what was said is
 }

@@ -86,7 +86,7 @@ func Watch(ctx context.Context, o WatchOptions, out Output) error {
 	}
 	p.Timeout = cmp.Or(p.Timeout, watchTimeout)
 	defer p.shut() //nolint:errcheck // each op was written when it ended
-	m := newWatchMetrics(model)
+	m := newWatchMetrics(model, id.Engine)
 	if o.Listen != "" {
 		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Listen)
 		if err != nil {
@@ -243,6 +243,9 @@ func (r recorder) Op(op *history.Op) error {
 	if op.FirstByte > 0 {
 		r.c.FirstMS = append(r.c.FirstMS, milliseconds(op.FirstByte-op.Sent))
 	}
+	for i := 1; i < len(op.Chunks); i++ {
+		r.c.ChunkMS = append(r.c.ChunkMS, milliseconds(op.Chunks[i].At-op.Chunks[i-1].At))
+	}
 	return r.writer.Op(op)
 }
 
@@ -380,14 +383,15 @@ type watchMetrics struct {
 	evidence      prometheus.Gauge
 	duration      prometheus.Histogram
 	first         prometheus.Histogram
+	chunk         prometheus.Histogram
 	lastReply     atomic.Int64 // Unix time in nanoseconds
 }
 
-func newWatchMetrics(model string) *watchMetrics {
+func newWatchMetrics(model, engine string) *watchMetrics {
 	// The names and buckets of OpenTelemetry's conventions for generative AI,
 	// where they have one.
 	buckets := []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
-	labels := prometheus.Labels{"gen_ai_operation_name": "chat", "gen_ai_request_model": model}
+	labels := prometheus.Labels{"gen_ai_operation_name": "chat", "gen_ai_provider_name": cmp.Or(engine, "openai"), "gen_ai_request_model": model}
 	m := &watchMetrics{
 		registry:      prometheus.NewRegistry(),
 		conversations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "culprit_watch_conversations_total", Help: "Conversations played, by result: sound, broken, lost."}, []string{"result"}),
@@ -395,9 +399,10 @@ func newWatchMetrics(model string) *watchMetrics {
 		alarms:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: "culprit_watch_alarms_total", Help: "Alarms raised, by kind: damage, wedge."}, []string{"kind"}),
 		evidence:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "culprit_watch_evidence_ratio", Help: "Evidence that the rate rose, as a share of what an alarm takes."}),
 		duration:      prometheus.NewHistogram(prometheus.HistogramOpts{Name: "gen_ai_client_operation_duration_seconds", Help: "From sending a request to the end of its reply.", ConstLabels: labels, Buckets: buckets}),
-		first:         prometheus.NewHistogram(prometheus.HistogramOpts{Name: "culprit_watch_first_byte_seconds", Help: "From sending a request to the first byte of its reply.", ConstLabels: labels, Buckets: buckets}),
+		first:         prometheus.NewHistogram(prometheus.HistogramOpts{Name: "gen_ai_client_operation_time_to_first_chunk_seconds", Help: "From sending a request to the first chunk of its reply.", ConstLabels: labels, Buckets: buckets}),
+		chunk:         prometheus.NewHistogram(prometheus.HistogramOpts{Name: "gen_ai_client_operation_time_per_output_chunk_seconds", Help: "From each chunk of a reply to the next.", ConstLabels: labels, Buckets: buckets}),
 	}
-	m.registry.MustRegister(m.conversations, m.violations, m.alarms, m.evidence, m.duration, m.first)
+	m.registry.MustRegister(m.conversations, m.violations, m.alarms, m.evidence, m.duration, m.first, m.chunk)
 	for _, result := range []string{"sound", "broken", "lost"} {
 		m.conversations.WithLabelValues(result)
 	}
@@ -426,6 +431,9 @@ func (m *watchMetrics) seen(c watch.Conversation, evidence float64) {
 	}
 	for _, ms := range c.FirstMS {
 		m.first.Observe(ms / 1000)
+	}
+	for _, ms := range c.ChunkMS {
+		m.chunk.Observe(ms / 1000)
 	}
 	if !c.Unanswered() {
 		m.lastReply.Store(time.Now().UnixNano())

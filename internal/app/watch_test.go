@@ -33,8 +33,8 @@ func readExample(t *testing.T, name string) []byte {
 // TestExamplesNameMetrics: the dashboard and the rules ask for nothing that a
 // watch doesn't export, and the dashboard shows all that it does.
 func TestExamplesNameMetrics(t *testing.T) {
-	m := newWatchMetrics("m")
-	m.seen(watch.Conversation{Ops: 1, Damaged: 1, Classes: []string{"WrongArgument"}, FirstMS: []float64{1}, TotalMS: []float64{2}}, 0.5)
+	m := newWatchMetrics("m", "vllm")
+	m.seen(watch.Conversation{Ops: 1, Damaged: 1, Classes: []string{"WrongArgument"}, FirstMS: []float64{1}, ChunkMS: []float64{1}, TotalMS: []float64{2}}, 0.5)
 	families, err := m.registry.Gather()
 	if err != nil {
 		t.Fatal(err)
