@@ -249,9 +249,11 @@ func ReadAttestation(dir string) (*target.Attestation, error) {
 	return &a, nil
 }
 
-// Number is a trial's, from 1.
+// Number is a trial's, from 1; those that hypotheses asked for are numbered by
+// themselves.
 func (r *Record) Number(t *Trial) int {
-	return 1 + slices.IndexFunc(r.Trials, func(o Trial) bool { return o.Dir == t.Dir })
+	same := func(o Trial) bool { return o.Dir == t.Dir }
+	return 1 + max(slices.IndexFunc(r.Trials, same), slices.IndexFunc(r.Asked, same))
 }
 
 // readJSON reads a file if it is there.
@@ -280,10 +282,15 @@ func (r *Record) Whole(arm design.Arm) design.Arm {
 }
 
 // Worst is the trial with the most broken replies; nil when there are none.
-func (r *Record) Worst() *Trial {
+func (r *Record) Worst() *Trial { return worst(r.Trials) }
+
+// WorstAsked is the same of those that hypotheses asked for.
+func (r *Record) WorstAsked() *Trial { return worst(r.Asked) }
+
+func worst(trials []Trial) *Trial {
 	var worst *Trial
-	for i := range r.Trials {
-		if t := &r.Trials[i]; t.Observation.Failures > 0 && (worst == nil || t.Observation.Failures > worst.Observation.Failures) {
+	for i := range trials {
+		if t := &trials[i]; t.Observation.Failures > 0 && (worst == nil || t.Observation.Failures > worst.Observation.Failures) {
 			worst = t
 		}
 	}

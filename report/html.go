@@ -124,7 +124,11 @@ func HuntPage(w io.Writer, r *experiment.Record, o PageOptions) error {
 	if p.Hypotheses != nil {
 		p.Sections = append(p.Sections, section{"hypotheses", "Hypotheses"})
 	}
-	if worst := r.Worst(); worst != nil {
+	worst := r.Worst()
+	if worst == nil {
+		worst = r.WorstAsked()
+	}
+	if worst != nil {
 		dir := filepath.Join(r.Dir, worst.Dir)
 		v, err := experiment.ReadVerdict(dir)
 		if err != nil {
@@ -137,6 +141,9 @@ func HuntPage(w io.Writer, r *experiment.Record, o PageOptions) error {
 		p.Run.Broken = fmt.Sprintf("%s of %s replies broken.", count(o.Failures), count(o.Requests))
 		p.Run.Title = fmt.Sprintf("The trial with the most broken replies: %d", r.Number(worst))
 		p.Sections = append(p.Sections, p.Run.sections()...)
+		if n := r.Number(worst) - 1; r.Worst() != nil {
+			p.Hunt.Trials[n].Links = linksTo("", v.Broken.Ops, p.Run.shown())
+		}
 	}
 	p.Sections = append(p.Sections, p.Hunt.recordSections()...)
 	return p.write(w)

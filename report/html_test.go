@@ -194,11 +194,30 @@ func TestHuntPageShowsItAll(t *testing.T) {
 		"CULPRIT", "are needed together", "Confirmed both ways", "these alone, all else safe", "without it", "Way out", "91% of the failing arm",
 		"Is the setting needed?", `<a href="#trial1" tabindex="-1"><path class="fill bar"`, "<td class=\"n\">90%</td>",
 		"✓ supported", "✗ refuted", "? open", "⊘ rejected", "a was off in the live server", "Seen before this was written.", "4 pieces of evidence, 1 rejected", `href="runs/0001/verdict.json">runs/0001</a>`,
-		`<a href="#op1" tabindex="-1"><path class="fill broken"`, `<div id="op1">`, "came back", "3 of them, in the order of sending", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, "Broken ops: 1, 2",
+		`<a href="#op1" tabindex="-1"><path class="fill broken"`, `<div id="op1">`, "came back", "3 of them, in the order of sending", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, `Broken ops: <a href="#op1">1</a> <a href="#op2">2</a>`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("lacks %q", want)
 		}
+	}
+}
+
+// What hypotheses asked for makes a page too, where no search ran.
+func TestHypothesesPage(t *testing.T) {
+	r := hostileHunt(t)
+	r.Asked, r.Trials, r.Beliefs = r.Trials[:1], nil, nil
+	r.Result = &experiment.Result{Finding: search.Finding{Status: search.Running}}
+	var page strings.Builder
+	if err := HuntPage(&page, r, PageOptions{Hypotheses: hostileStanding(r.Dir)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">HYPOTHESES<", "Of 3 hypotheses on 4 pieces of evidence: ", "Arms that hypotheses asked for", "30/160", "The trial with the most broken replies: 1", `<div id="op1">`} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("lacks %q", want)
+		}
+	}
+	if strings.Contains(page.String(), `id="trials"`) {
+		t.Error("has a list of no trials")
 	}
 }
 

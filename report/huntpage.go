@@ -54,6 +54,7 @@ type differenceRow struct{ What, A, B string }
 type trialRow struct {
 	N                                                                     int
 	Phase, Arm, Class, Result, Why, Launch, Took, Note, Dir, Ops, Command string
+	Links                                                                 *opLinks // in place of Ops, where the page has them
 }
 
 func (p *huntPage) sections() []section {
@@ -305,11 +306,18 @@ func differences(r *experiment.Record) []difference {
 		}
 		return a
 	}
+	trials := slices.Concat(r.Trials, r.Asked)
+	// Beside the failing arm where it ran, else beside the first.
+	if i := slices.IndexFunc(trials, func(t experiment.Trial) bool {
+		return arm(r.Case.Space, t.Proposal.Arm) == asItFails && read(t) != nil
+	}); i > 0 {
+		trials[0], trials[i] = trials[i], trials[0]
+	}
 	var failing *target.Attestation
-	failed, room := "", mostDifferenceBytes
+	room := mostDifferenceBytes
 	var out []difference
 	seen := map[string]bool{}
-	for _, t := range r.Trials { // the failing arm comes first
+	for _, t := range trials {
 		key := t.Proposal.Arm.Hash()
 		if seen[key] {
 			continue
@@ -320,10 +328,7 @@ func differences(r *experiment.Record) []difference {
 		}
 		seen[key] = true
 		if failing == nil {
-			failing, failed = a, key
-			continue
-		}
-		if key == failed {
+			failing = a
 			continue
 		}
 		d := difference{Arm: arm(r.Case.Space, t.Proposal.Arm)}

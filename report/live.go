@@ -224,6 +224,9 @@ func phaseWord(p search.Phase) string {
 	return string(p)
 }
 
+// asItFails names the failing arm.
+const asItFails = "everything as where it fails"
+
 // ArmText names an arm in words.
 func ArmText(space design.Space, a design.Arm) string { return term.Safe(arm(space, a)) }
 
@@ -244,7 +247,7 @@ func arm(space design.Space, a design.Arm) string {
 	}
 	switch {
 	case len(safe) == 0:
-		return "everything as where it fails"
+		return asItFails
 	case len(suspect) == 0:
 		return "everything safe"
 	case len(safe) <= len(suspect):

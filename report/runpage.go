@@ -69,6 +69,15 @@ func (p *runPage) sections() []section {
 	return out
 }
 
+// shown are the ops that links can lead to.
+func (p *runPage) shown() map[int64]bool {
+	shown := map[int64]bool{}
+	for _, op := range p.Ops {
+		shown[op.ID] = true
+	}
+	return shown
+}
+
 // newRunPage reads a run's history too, where it is still there. where is the
 // run's directory as the page links to it.
 func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
@@ -99,10 +108,7 @@ func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
 		return nil, err
 	}
 	p.Timeline, p.Ops, p.OpsLeft = r.timeline, r.broken, r.left
-	shown := map[int64]bool{}
-	for _, op := range p.Ops {
-		shown[op.ID] = true
-	}
+	shown := p.shown()
 	p.classes(v, shown)
 	if v.Broken.Main.Failures > 0 {
 		for _, b := range v.Breakdowns {

@@ -64,8 +64,8 @@ func (o *ReportOptions) hunt(ctx context.Context, out Output) error {
 		return showHunt(record, out)
 	}
 	standing, err := readStanding(ctx, o.Dir)
-	if err != nil {
-		return err
+	if err != nil { // the rest is worth a page
+		out.Progress.Printf("The page is without hypotheses: %s\n", err)
 	}
 	return o.write(out, func(w io.Writer) error { return huntPage(w, record, standing, o.Tool) })
 }
