@@ -367,6 +367,17 @@ func (s *search) score(c count) float64 {
 	return 0
 }
 
+// sure is the score less a standard deviation, so that a few failures of a load
+// that was played for a short time don't beat many of another.
+func (s *search) sure(c count) float64 {
+	e := s.exposure(c)
+	if e == 0 {
+		return 0
+	}
+	failures := s.score(c) * e
+	return max(failures-math.Sqrt(failures), 0) / e
+}
+
 // stage finds which of some shapes fails most. It plays all that are left in
 // turn, each pass on a fresh launch that all share, so that a launch that fails
 // more or less than others does so for all, and each pass twice as long as the
@@ -382,7 +393,7 @@ func (s *search) stage(shapes []*tally, limit float64) (*tally, error) {
 			return nil
 		}
 		return slices.MaxFunc(alive, func(a, b *count) int {
-			return cmp.Compare(s.score(*a), s.score(*b))
+			return cmp.Or(cmp.Compare(s.sure(*a), s.sure(*b)), cmp.Compare(s.score(*a), s.score(*b)))
 		})
 	}
 	var err error

@@ -106,7 +106,7 @@ func (s *search) result(best *tally, unfinished bool) Result {
 		if r.Factor.Low > 1 {
 			r.Status = Raised
 		}
-	case !alive:
+	case !alive || best != nil && best.out == "":
 		r.Status = Unfinished
 	case !failed:
 		r.Status = Nothing

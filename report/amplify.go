@@ -82,7 +82,11 @@ func Amplified(s *term.Screen, r amplify.Result, next []string) {
 		}
 		headlineWord(s, "NOT RAISED", term.Yellow, text)
 	case amplify.Unfinished:
-		headlineWord(s, "UNFINISHED", term.Yellow, "nothing was measured that can be stated; what was seen while searching:")
+		text := "it ended before anything was measured that can be stated"
+		if best != nil {
+			text = "it ended while " + best.Name + " was measured"
+		}
+		headlineWord(s, "UNFINISHED", term.Yellow, text)
 	}
 	if best != nil {
 		s.Printf("\n  Measured on fresh launches and seeds, after the choice:\n")

@@ -85,7 +85,7 @@ func Amplify(ctx context.Context, o AmplifyOptions, out Output) (amplify.Status,
 	failing, failed := c.Render(c.Space.Failing())
 	err = errors.Join(err, failed)
 	var next []string
-	if r.Best != nil && err == nil {
+	if r.Best != nil && failed == nil {
 		path := filepath.Join(dir, WorkloadFile)
 		if err := os.WriteFile(path, []byte(amplified(r, failing.Plan)), 0o644); err != nil {
 			return "", err
