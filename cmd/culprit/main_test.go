@@ -439,6 +439,7 @@ func TestExitCodes(t *testing.T) {
 		{"no server", []string{"run"}, exitUsage},
 		{"help", []string{"--help"}, exitClean},
 		{"a page of 24 tokens", []string{"lab", "serve", "--page-size", "24"}, exitUsage},
+		{"the example of amplify", []string{"amplify", "--dry-run", "../../examples/amplify"}, exitClean},
 		{"nothing listens", []string{"run", "--base-url", "http://127.0.0.1:1"}, exitInconclusive},
 	}
 	for _, tt := range tests {
