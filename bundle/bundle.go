@@ -231,8 +231,9 @@ func (b *bundle) requests() [][]turn {
 	return all
 }
 
-// play is what a workload sends to a server that answers all of it right.
-func play(p experiment.Plan) ([][]turn, error) {
+// play is what a workload sends to a server that answers all of it right. Its
+// requests are numbered from number on.
+func play(p experiment.Plan, number *int64) ([][]turn, error) {
 	w, err := workload.New(p.Workload)
 	if err != nil {
 		return nil, err
@@ -242,12 +243,11 @@ func play(p experiment.Plan) ([][]turn, error) {
 		delete(o.ExtraBody, name)
 	}
 	var all [][]turn
-	number := int64(0)
 	for i := range p.Workload.Sessions {
 		var turns []turn
 		s := w.Session(i, false)
 		for t, ok := s.Next(nil); ok; {
-			number++
+			*number++
 			if t.CancelAfter > 0 || t.CancelChunks > 0 {
 				t, ok = s.Next(nil)
 				continue
@@ -256,7 +256,7 @@ func play(p experiment.Plan) ([][]turn, error) {
 			if err != nil {
 				return nil, err
 			}
-			turns = append(turns, turn{number, body, t.Expect})
+			turns = append(turns, turn{*number, body, t.Expect})
 			t, ok = s.Next(workload.RightReply(t))
 		}
 		all = append(all, turns)
@@ -268,9 +268,9 @@ func play(p experiment.Plan) ([][]turn, error) {
 func (b *bundle) plays() (plays [][][]turn, none string, err error) {
 	switch {
 	case b.Workload != nil:
-		p := b.Workload.Plan
+		p, number := b.Workload.Plan, int64(0)
 		for range min(mostPlays, max(1, mostRequests/b.Workload.requests())) {
-			conversations, err := play(p)
+			conversations, err := play(p, &number)
 			if err != nil {
 				return nil, "", err
 			}

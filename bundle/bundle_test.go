@@ -191,3 +191,51 @@ func TestMaskJSON(t *testing.T) {
 		}
 	}
 }
+
+// TestPlays: a workload's plays are complete, differ, and number their
+// requests; secret settings aren't in them.
+func TestPlays(t *testing.T) {
+	run := makeRun(t, "recorded", time.Now())
+	w, err := workload.Plan{Kind: "agent", Sessions: 3, Rounds: 2, Seed: 7}.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := experiment.Plan{Model: "m", Workload: w, ExtraBody: map[string]json.RawMessage{"top_k": json.RawMessage("1"), "my_api_key": json.RawMessage(`"hunter2"`)}}
+	out := filepath.Join(t.TempDir(), "out")
+	made, err := Write(Options{Dir: out, Run: run, Workload: &Workload{Plan: plan}})
+	if err != nil || made.NoRepro != "" || !made.Masked {
+		t.Fatalf("%v, %+v", err, made)
+	}
+	if text := everything(t, out); strings.Contains(text, "Gretchen") {
+		t.Error("users' text is there")
+	}
+	b := &bundle{Options: Options{Workload: &Workload{Plan: plan}}}
+	plays, none, err := b.plays()
+	if err != nil || none != "" || len(plays) != mostPlays {
+		t.Fatalf("%d plays, %q, %v", len(plays), none, err)
+	}
+	seen, number := map[string]bool{}, int64(0)
+	for _, p := range plays {
+		if len(p) != 3 {
+			t.Errorf("%d conversations, want 3", len(p))
+		}
+		for _, turns := range p {
+			if len(turns) != 2 {
+				t.Errorf("%d turns, want 2", len(turns))
+			}
+			for _, turn := range turns {
+				number++
+				text := string(turn.Request)
+				if turn.Op != number || seen[text] || turn.Expect.Call == nil || !strings.Contains(text, `"top_k":1`) || strings.Contains(text, "hunter2") {
+					t.Errorf("request %d, want %d, seen %t: %s", turn.Op, number, seen[text], text)
+				}
+				seen[text] = true
+			}
+		}
+	}
+	plan.Workload.Sessions = mostRequests
+	b.Workload.Plan = plan
+	if plays, _, err := b.plays(); err != nil || len(plays) != 1 {
+		t.Errorf("%d plays of a large workload, %v", len(plays), err)
+	}
+}

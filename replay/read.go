@@ -266,6 +266,8 @@ func (t *Trace) shareGPT(l line, _ []byte) error {
 		Content string `json:"content"`
 	}
 	var so []message
+	name := strconv.Itoa(t.conversations)
+	t.conversations++
 	for _, m := range l.Conversations {
 		role, ok := shareGPTRoles[m.From]
 		if !ok {
@@ -280,7 +282,7 @@ func (t *Trace) shareGPT(l line, _ []byte) error {
 		if err != nil {
 			return err
 		}
-		t.add(Request{Stream: true, Body: body})
+		t.add(Request{Conversation: name, Stream: true, Body: body})
 	}
 	return nil
 }

@@ -27,6 +27,8 @@ type Trace struct {
 	Requests []Request
 	Timed    bool // the requests' times are known
 	Left     int  // requests that couldn't be read, or that aren't replayed
+
+	conversations int // read so far, where they have no names
 }
 
 // Request is one request of a trace: its body, or, in a trace without text, its
@@ -193,12 +195,12 @@ func (t *Trace) Workload(o Options) (*Workload, error) {
 		return w, w.shape(t, o)
 	}
 	// The rows of each conversation: its parallel requests are rows of their
-	// own.
+	// own, where it is known which were.
 	rows := map[string][]int{}
 	for _, r := range t.Requests {
 		row := -1
 		for _, i := range rows[r.Conversation] {
-			if end := w.rows[i][len(w.rows[i])-1].End; end > 0 && end <= r.At {
+			if end := w.rows[i][len(w.rows[i])-1].End; end > 0 && end <= r.At || !t.Timed {
 				row = i
 				break
 			}

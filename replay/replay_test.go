@@ -105,6 +105,26 @@ func TestFormats(t *testing.T) {
 	}
 }
 
+// TestConversationsWithoutTimes: a conversation's requests follow one another.
+func TestConversationsWithoutTimes(t *testing.T) {
+	trace := readText(t, `[{"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b"},{"from":"human","value":"c"}]},{"conversations":[{"from":"human","value":"d"}]}]`)
+	w, err := trace.Workload(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var turns []int
+	for i := range w.Sessions() {
+		s, n := w.Session(i, false), 0
+		for _, more := s.Next(nil); more; _, more = s.Next(nil) {
+			n++
+		}
+		turns = append(turns, n)
+	}
+	if d := cmp.Diff([]int{2, 1}, turns); d != "" {
+		t.Errorf("turns of each row: %s", d)
+	}
+}
+
 func TestReadErrors(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"empty", "  \n", "empty"},
