@@ -72,34 +72,31 @@ func grows(name string) bool {
 // count is the sum over the series that a term means. It can't be told where
 // nothing has that name, or where the run never had a label with that value, in
 // any series: a misspelt name must not look like a path that is never taken.
+//
+// A probe and a metric of one name are of one event: what the one server counts
+// by itself is counted by probes in the other. A term means the kind that it
+// names, and the other where the run has none of it.
 func (t *term) count(c Counts) (float64, error) {
 	if t.kind == logs {
 		return c[logPrefix+t.name], nil // no line matched
 	}
-	sum, found := 0.0, false
+	kinds := []kind{metric, probe}
+	if t.kind == probe {
+		kinds = []kind{probe, metric}
+	}
 	var names []string
 	values := map[string][]string{}
-	for series, value := range c {
-		name, of, labelled := strings.Cut(series, "{")
-		own := parseLabels(of)
-		for label, value := range own {
+	for series := range c {
+		name, of, _ := strings.Cut(series, "{")
+		names = append(names, strings.TrimPrefix(name, probePrefix))
+		for label, value := range parseLabels(of) {
 			values[label] = append(values[label], value)
 		}
-		if !t.means(name) {
-			names = append(names, strings.TrimPrefix(name, probePrefix))
-			continue
-		}
-		found = true
-		// A probe has all its hits in a series without labels, and again by label.
-		match := t.kind != probe || labelled == (len(t.labels) > 0)
-		for label, value := range t.labels {
-			match = match && own[label] == value
-		}
-		if match {
-			sum += value
-		}
 	}
-	if !found {
+	i := slices.IndexFunc(kinds, func(k kind) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Keys(c)), func(series string) bool { return t.means(k, series) })
+	})
+	if i < 0 {
 		if len(c) == 0 {
 			return 0, errors.New("the server showed no metrics")
 		}
@@ -113,13 +110,27 @@ func (t *term) count(c Counts) (float64, error) {
 			return 0, fmt.Errorf("nothing in the run has %s=%s; nearest: %q", label, value, nearest.Name(value, slices.Sorted(slices.Values(values[label]))))
 		}
 	}
+	sum := 0.0
+	for series, value := range c {
+		_, of, labelled := strings.Cut(series, "{")
+		// A probe has all its hits in a series without labels, and again by label.
+		match := t.means(kinds[i], series) && (kinds[i] != probe || labelled == (len(t.labels) > 0))
+		own := parseLabels(of)
+		for label, value := range t.labels {
+			match = match && own[label] == value
+		}
+		if match {
+			sum += value
+		}
+	}
 	return sum, nil
 }
 
-// means says whether a term speaks of a series' name. Metrics may be called
-// without the engine's prefix and without _total.
-func (t *term) means(name string) bool {
-	if t.kind == probe {
+// means says whether a term, taken as of a kind, speaks of a series. Metrics may
+// be called without the engine's prefix and without _total.
+func (t *term) means(k kind, series string) bool {
+	name, _, _ := strings.Cut(series, "{")
+	if k == probe {
 		return name == probePrefix+t.name
 	}
 	short := strings.TrimPrefix(name[strings.IndexByte(name, ':')+1:], "culprit_lab_")
