@@ -706,6 +706,9 @@ func observe(v *oracle.Verdict, failures int, o *search.Observation) (note strin
 	for _, a := range v.Assumptions {
 		if !a.Holds && o.Failures == 0 { // that something broke needs no assumption
 			o.Outcome = search.Void
+			if a.Otherwise == oracle.NotExercised {
+				o.Outcome = search.NotExercised
+			}
 			return a.Name + ": " + a.Found
 		}
 	}

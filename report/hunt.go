@@ -29,6 +29,7 @@ func Hunt(s *term.Screen, r *experiment.Record, again []Command) {
 		}
 		cause(s, r.Case, c)
 	}
+	newCodePaths(r).terminal(s)
 	if len(f.WaysOut) > 0 {
 		waysOut(s, r)
 	}

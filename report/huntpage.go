@@ -20,6 +20,7 @@ type huntPage struct {
 	Contrast    *rates
 	WaysOut     []wayOutRow
 	Levels      *rates
+	Paths       *codePaths
 	Arms        rates
 	Asked       rates // what hypotheses asked for
 	Posterior   *posteriorPage
@@ -68,6 +69,7 @@ func (p *huntPage) sections() []section {
 		add(true, fmt.Sprintf("cause%d", c.N), c.Title)
 	}
 	add(p.Contrast != nil, "contrast", "All launches together")
+	add(p.Paths != nil, "paths", "Code paths")
 	add(p.WaysOut != nil, "out", "Way out")
 	add(p.Levels != nil, "levels", "Other levels")
 	add(len(p.Arms.Rows) > 0, "arms", "Arms")
@@ -101,6 +103,7 @@ func newHuntPage(r *experiment.Record) *huntPage {
 	if k := f.Contrast; k != nil {
 		p.Contrast = newRates("launches", []rateRow{evidenceRow("with the cause", k.With), evidenceRow("without it", k.Without)})
 	}
+	p.Paths = newCodePaths(r)
 	for _, w := range f.WaysOut {
 		p.WaysOut = append(p.WaysOut, wayOutRow{visible(r.Case.Setting(w.Factor, w.Level)), costText(w)})
 	}

@@ -25,6 +25,7 @@ type runPage struct {
 	Ops                  []opPage
 	OpsLeft              int
 	Classes              *rates
+	Paths                *pathsTable
 	Breakdowns           []breakdownPage
 	Examples             []examplePage
 	Assumptions          []oracle.Assumption
@@ -56,6 +57,9 @@ func (p *runPage) sections() []section {
 	out := []section{{"run", "The run"}}
 	if p.Timeline != nil {
 		out = append(out, section{"timeline", "Timeline"})
+	}
+	if p.Paths != nil {
+		out = append(out, section{"runpaths", "Code paths in this run"})
 	}
 	if p.Breakdowns != nil {
 		out = append(out, section{"breakdowns", "Where it breaks"})

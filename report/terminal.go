@@ -254,24 +254,52 @@ func probes(s *term.Screen, v *oracle.Verdict) {
 		return
 	}
 	title(s, "Code paths")
-	rows := [][]string{{"count", "over the run", "broken with it", "without", "p", ""}}
-	widest := s.Columns() - 58
-	for _, p := range v.Probes[:min(len(v.Probes), probeRows)] {
-		row := []string{term.Clip(term.Safe(p.Name), max(widest, 20)), fmt.Sprintf("%.0f", p.Count), share(p.With), share(p.Without), "-", ""}
+	rows := [][]string{{"path", "count", "with it", "without", "p"}}
+	left, goes := 0, false
+	for _, p := range v.Probes {
+		switch {
+		case !shownPath(p.Name):
+			continue
+		case len(rows) > probeRows:
+			left++
+			continue
+		}
+		row := []string{shortPath(p.Name, s.Columns()-probeColumns), fmt.Sprintf("%.0f", p.Count), share(p.With), share(p.Without), "-"}
 		if p.Excess != nil {
 			row[4] = fmt.Sprintf("%.1g", p.Excess.PAdjusted)
 		}
 		if p.Associated() {
-			row[5] = s.Paint("<- goes with it", term.Bold)
+			row[0], goes = s.Paint(row[0]+" *", term.Bold), true
 		}
 		rows = append(rows, row)
 	}
-	s.Printf("%s", s.Table("lrrrrl", rows))
-	text := fmt.Sprintf("Of ops during which the count rose, and of the others, so many were broken. It says what goes together, not what causes what. Counting took at most %.2g%% of a core of any process.", v.CorePercent)
-	if n := len(v.Probes) - probeRows; n > 0 {
-		text = fmt.Sprintf("%d more in verdict.json. ", n) + text
+	s.Printf("%s", s.Table("lrrrr", rows))
+	text := "Broken ops among those during which the count rose, and among the others."
+	if goes {
+		text += " * goes with the broken ones, beyond chance; that isn't to say that it breaks them."
 	}
-	paragraph(s, "  ", "  ", text)
+	if left > 0 {
+		text += fmt.Sprintf(" %d more in verdict.json.", left)
+	}
+	paragraph(s, "  ", "  ", text+" "+effectText(v.CorePercent))
+}
+
+// probeColumns is what a row has beside the path's name.
+const probeColumns = 42
+
+// shortPath is a count's name in so many columns: if need be, with the values
+// of its labels alone.
+func shortPath(name string, columns int) string {
+	name = term.Safe(name)
+	if event, labels, ok := strings.Cut(name, "{"); ok && len(name) > columns {
+		var values []string
+		for label := range strings.SplitSeq(strings.TrimSuffix(labels, "}"), `",`) {
+			_, value, _ := strings.Cut(label, "=")
+			values = append(values, strings.Trim(value, `"`))
+		}
+		name = event + "{" + strings.Join(values, ", ") + "}"
+	}
+	return term.Clip(name, columns)
 }
 
 func share(r oracle.Rate) string {

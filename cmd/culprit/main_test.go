@@ -42,6 +42,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
+		Setup:               setExamples,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfile":  waitFile,
 			"cutfile":   cutFile,
@@ -53,6 +54,13 @@ func TestScripts(t *testing.T) {
 			"fetch":     fetch,
 		},
 	})
+}
+
+// setExamples has EXAMPLES name the examples' directory.
+func setExamples(e *testscript.Env) error {
+	examples, err := filepath.Abs("../../examples")
+	e.Setenv("EXAMPLES", examples)
+	return err
 }
 
 // waitFile waits until a file exists, and puts its text into a variable:

@@ -34,17 +34,10 @@ func TestTrackRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	examples, err := filepath.Abs("../../examples")
-	if err != nil {
-		t.Fatal(err)
-	}
 	testscript.Run(t, testscript.Params{
 		Files:               files,
 		RequireExplicitExec: true,
-		Setup: func(e *testscript.Env) error {
-			e.Setenv("EXAMPLES", examples)
-			return nil
-		},
+		Setup:               setExamples,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfile": waitFile,
 			"waitops":  waitOps,
