@@ -73,16 +73,15 @@ func grows(name string) bool {
 // nothing has that name, or where the run never had a label with that value, in
 // any series: a misspelt name must not look like a path that is never taken.
 //
-// A probe and a metric of one name are of one event: what the one server counts
-// by itself is counted by probes in the other. A term means the kind that it
-// names, and the other where the run has none of it.
+// What one server counts by itself, probes count in another: a metric is the
+// probe of that name where the run has no such metric.
 func (t *term) count(c Counts) (float64, error) {
 	if t.kind == logs {
 		return c[logPrefix+t.name], nil // no line matched
 	}
 	kinds := []kind{metric, probe}
 	if t.kind == probe {
-		kinds = []kind{probe, metric}
+		kinds = []kind{probe}
 	}
 	var names []string
 	values := map[string][]string{}

@@ -411,30 +411,28 @@ func TestReadFiles(t *testing.T) {
 	}
 }
 
-// What one server counts by itself and probes count in another is one event: a
-// prediction reads the same on both.
-func TestProbeOrMetric(t *testing.T) {
+// What one server counts by itself, probes count in another: a prediction reads
+// the same on both.
+func TestProbeForMetric(t *testing.T) {
 	lab := Counts{`culprit_lab_copies_total{branch="token",pool="a"}`: 3, `culprit_lab_copies_total{branch="page",pool="a"}`: 4}
 	probed := Counts{"probe!copies": 7, `probe!copies{branch="token",pool="a"}`: 3, `probe!copies{branch="page",pool="a"}`: 4}
 	both := Counts{"copies_total": 1, "probe!copies": 2}
-	anyProbe := subject()
-	anyProbe.Probes = nil
+	s := subject()
+	s.Probes = []string{"copies"}
 	for _, tt := range []struct {
 		text   string
 		counts Counts
 		want   float64
 	}{
-		{"probe(copies) > 0", lab, 7},
-		{"probe(copies) > 0", probed, 7},
 		{"metric(copies) > 0", lab, 7},
 		{"metric(copies) > 0", probed, 7},
-		{"probe(copies, branch=token) > 0", lab, 3},
-		{"probe(copies, branch=token) > 0", probed, 3},
+		{"metric(copies, branch=token) > 0", lab, 3},
 		{"metric(copies, branch=token) > 0", probed, 3},
+		{"probe(copies, branch=token) > 0", probed, 3},
 		{"probe(copies) > 0", both, 2},
 		{"metric(copies) > 0", both, 1},
 	} {
-		p, err := Parse(tt.text, anyProbe)
+		p, err := Parse(tt.text, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -443,11 +441,11 @@ func TestProbeOrMetric(t *testing.T) {
 			t.Errorf("%s on %v: %g, %v, want %g", tt.text, tt.counts, got, err, tt.want)
 		}
 	}
-	p, err := Parse("probe(copeis) > 0", anyProbe)
+	p, err := Parse("probe(copies) > 0", s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.left.count(lab); err == nil || !strings.Contains(err.Error(), `the run has no probe "copeis"; nearest: "culprit_lab_copies_total"`) {
+	if _, err := p.left.count(lab); err == nil || !strings.Contains(err.Error(), `the run has no probe "copies"; nearest: "culprit_lab_copies_total"`) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -114,6 +114,7 @@ func newRunPage(dir, where string, v *oracle.Verdict) (*runPage, error) {
 	p.Timeline, p.Ops, p.OpsLeft = r.timeline, r.broken, r.left
 	shown := p.shown()
 	p.classes(v, shown)
+	p.Paths = newPathsTable(v)
 	if v.Broken.Main.Failures > 0 {
 		for _, b := range v.Breakdowns {
 			if len(b.Bins) < 2 {
