@@ -130,7 +130,7 @@ type Options struct {
 	Measures int // runs that the last size is measured on; 0 is DefaultMeasures
 	Runs     int // at most, before those; 0 is DefaultRuns
 	Step     func(s Size, n int, o Outcome)
-	Decided  func(s Size, kept bool)
+	Decided  func(s Size, failed, runs int, kept bool)
 }
 
 // What an Options field of zero means.
@@ -198,8 +198,8 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	// What the server takes in a prompt is between what it took and what it didn't.
 	took, most := from.ContextLines, math.MaxInt
 	fails := func(s Size) (bool, error) {
-		evidence := 0.0
-		for {
+		evidence, failed := 0.0, 0
+		for runs := 1; ; runs++ {
 			// The first run told the failure from the model's own mistakes. It
 			// makes others where contexts are longer or replies are cut off.
 			out, err := try(s, s.ContextLines != from.ContextLines || s.MaxTokens != from.MaxTokens)
@@ -208,6 +208,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			}
 			switch {
 			case out.Failed():
+				failed++
 				evidence += math.Log(useful / useless)
 			case s.ContextLines > took && 2*out.Lost >= out.Ops:
 				most = (took + s.ContextLines) / 2
@@ -220,7 +221,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			}
 			if kept := evidence >= decided; kept || evidence <= -decided || r.Runs >= o.Runs {
 				if o.Decided != nil {
-					o.Decided(s, kept)
+					o.Decided(s, failed, runs, kept)
 				}
 				return kept, nil
 			}

@@ -160,7 +160,7 @@ func TestAnyServer(t *testing.T) {
 		runs, requests := 0, 0
 		play := server(r, func(Size) float64 { return rate })
 		refused := map[Size]bool{}
-		decided := func(s Size, kept bool) { refused[s] = !kept }
+		decided := func(s Size, _, _ int, kept bool) { refused[s] = !kept }
 		got, err := Search(context.Background(), from, Options{Runs: 40, Measures: 3, Decided: decided, Try: func(ctx context.Context, s Size, alone bool) (Outcome, error) {
 			if s.Sessions > from.Sessions || s.Rounds > from.Rounds || s.ContextLines*s.Sessions > from.ContextLines*from.Sessions || s.MaxTokens > from.MaxTokens || s.Concurrency > s.Sessions || s.Requests() < 1 {
 				t.Fatalf("tried %s, from %s", s, from)

@@ -106,18 +106,21 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 			return shown(v, classes, alone), nil
 		},
 		Step: func(s shrink.Size, n int, o shrink.Outcome) {
+			if !out.Progress.Live {
+				return // what is decided is enough for a log
+			}
 			alone := ""
 			if o.AloneOps > 0 {
 				alone = fmt.Sprintf(", alone %d of %d", o.Alone, o.AloneOps)
 			}
 			out.Progress.Progress(fmt.Sprintf("run %d: %d of %d failed%s; %s", n, o.Failures, o.Ops, alone, s))
 		},
-		Decided: func(s shrink.Size, kept bool) {
+		Decided: func(s shrink.Size, failed, runs int, kept bool) {
 			what := "too small"
 			if kept {
 				what = "still fails"
 			}
-			out.Progress.Printf("  %-11s  %s\n", what, s)
+			out.Progress.Printf("  %-11s  %2d/%-2d  %s\n", what, failed, runs, s)
 		},
 	})
 	if _, ok := errors.AsType[*shrink.NotReproducedError](err); ok {
