@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -59,6 +60,64 @@ func TestChromiumWouldSee(t *testing.T) {
 	seen := visit(t, allocator, "file://"+path, "light", "")
 	if !seen.ran || len(seen.console) == 0 || len(seen.requests) < 2 {
 		t.Errorf("of a bad page was seen: %+v", seen)
+	}
+}
+
+// TestKeyboardInChromium goes through a page by keyboard: the way past the
+// sections comes first, whatever has the focus is in view and shows it, and
+// nothing holds it.
+func TestKeyboardInChromium(t *testing.T) {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.WindowSize(1100, 900))
+	allocator, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	defer stop()
+	ctx, cancel := chromedp.NewContext(allocator)
+	defer cancel()
+	ctx, cancel = context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	path := filepath.Join(t.TempDir(), "hunt.html")
+	if err := os.WriteFile(path, []byte(hostilePages(t)["hunt"]), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := chromedp.Do(ctx, chromedp.Navigate("file://"+path)); err != nil {
+		t.Fatal(err)
+	}
+	press := func(key string) {
+		if err := chromedp.Do(ctx, chromedp.KeyEvent(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reached := map[string]bool{}
+	for i := range 400 {
+		press("\t")
+		at := evaluate[string](t, ctx, `(() => { const e = document.activeElement; e.nth ??= ++window.n || (window.n = 1); return e.tagName + " " + e.nth })()`)
+		tag, _, _ := strings.Cut(at, " ")
+		if tag == "BODY" || i > 0 && reached[at] {
+			break // round again
+		}
+		if i == 0 && !evaluate[bool](t, ctx, `document.activeElement.className === "skip"`) {
+			t.Errorf("%s has the focus first", at)
+		}
+		reached[at], reached[tag] = true, true
+		if !evaluate[bool](t, ctx, `(() => { const e = document.activeElement, b = e.getBoundingClientRect(), s = getComputedStyle(e);
+			return b.bottom > 0 && b.top < innerHeight && b.right > 0 && s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 1 })()`) {
+			t.Errorf("%s has the focus and doesn't show it", at)
+		}
+	}
+	for _, tag := range []string{"A", "SUMMARY", "DIV"} { // links, what opens, what scrolls
+		if !reached[tag] {
+			t.Errorf("no %s is reached", tag)
+		}
+	}
+	evaluate[bool](t, ctx, `document.querySelector("#trials summary").focus(), true`)
+	press("\r")
+	if !evaluate[bool](t, ctx, `document.querySelector("#trials details").open`) {
+		t.Error("a trial isn't opened by keyboard")
+	}
+	evaluate[bool](t, ctx, `document.querySelector('.behind').open = true, document.querySelector('.behind a').focus(), true`)
+	press("\r")
+	time.Sleep(200 * time.Millisecond)
+	if !evaluate[bool](t, ctx, `document.getElementById("op1").getBoundingClientRect().height > 0 && document.getElementById("op1").getBoundingClientRect().top < innerHeight`) {
+		t.Error("a link to a request doesn't open it")
 	}
 }
 

@@ -72,7 +72,8 @@ func hostileVerdict() *oracle.Verdict {
 		Setup:       oracle.Setup{Server: hostile[0], Model: hostile[1], BaseURL: hostile[2], Concurrency: 8},
 		Assumptions: []oracle.Assumption{{Name: "the load", Found: hostile[0]}},
 		Broken:      oracle.ClassResult{Main: oracle.Rate{Failures: 2, Trials: 3, Rate: 2. / 3, Low: 0.1, High: 0.9}, Ops: []int64{1, 2}},
-		Breakdowns:  []oracle.Breakdown{{By: "round", Bins: []oracle.Bin{{Label: hostile[0]}, {Label: hostile[3]}}}},
+		Breakdowns:  []oracle.Breakdown{{By: "round", Bins: []oracle.Bin{{Label: hostile[0], Ops: []int64{1, 2, 77}}, {Label: hostile[3]}}}},
+		Probes:      []oracle.ProbeResult{{Name: hostile[1], Count: 12, With: oracle.Rate{Failures: 2, Trials: 3}}},
 		Phases:      []oracle.PhaseResult{{Phase: history.Main, Ops: 3, ToMS: 1000, CompletionTokens: 30}},
 	}
 	for i, text := range hostile {
@@ -81,6 +82,7 @@ func hostileVerdict() *oracle.Verdict {
 			Examples: []oracle.Example{{Op: int64(i + 1), Phase: history.Main, Want: text, Got: hostile[(i+1)%len(hostile)], Note: text}},
 		})
 	}
+	v.Classes[0].FalseAlarm = &oracle.Measured{Alarms: 1, Trials: 320, On: "right replies"}
 	return v
 }
 
@@ -194,7 +196,7 @@ func TestHuntPageShowsItAll(t *testing.T) {
 		"CULPRIT", "are needed together", "Confirmed both ways", "these alone, all else safe", "without it", "Way out", "91% of the failing arm",
 		"Is the setting needed?", `<a href="#trial1" tabindex="-1"><path class="fill bar"`, "<td class=\"n\">90%</td>",
 		"✓ supported", "✗ refuted", "? open", "⊘ rejected", "a was off in the live server", "Seen before this was written.", "4 pieces of evidence, 1 rejected", `href="runs/0001/verdict.json">runs/0001</a>`,
-		`<a href="#op1" tabindex="-1"><path class="fill broken"`, `<div id="op1">`, "came back", "3 of them, in the order of sending", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", `id="trial1"`, `href="runs/0001/verdict.json"`, `Broken ops: <a href="#op1">1</a> <a href="#op2">2</a>`,
+		`<a href="#op1" tabindex="-1"><path class="fill broken"`, `<div id="op1">`, "came back", "3 of them, in the order of sending", "dtype &#43; graph: from 90% to 90%", "What differed between the servers", "Not counted", "Code paths in this run", `<td class="n">2/3</td>`, "Found where nothing was wrong: ClassA 1/320 on right replies.", `id="trial1"`, `href="runs/0001/verdict.json"`, `ops <a href="#op1">1</a> <a href="#op2">2</a> and 1 more in verdict.json`, `Broken ops: <a href="#op1">1</a> <a href="#op2">2</a>`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("lacks %q", want)

@@ -158,6 +158,9 @@ func (p *runPage) classes(v *oracle.Verdict, shown map[int64]bool) {
 	if len(rows) > 0 {
 		p.Classes = newRates("oracle", rows)
 		p.Classes.Foot = fmt.Sprintf("%d others were tried and stayed quiet.", quiet)
+		if text := falseAlarms(v); text != "" {
+			p.Classes.Foot += " Found where nothing was wrong: " + text + "."
+		}
 	}
 }
 
