@@ -257,3 +257,40 @@ func TestMergeAnyOps(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkMerge is the cost of making one history out of four shards', per
+// byte of uncompressed history, and how large a chunk is in it.
+func BenchmarkMerge(b *testing.B) {
+	const ops, chunks = 100, 300
+	r := rand.New(rand.NewPCG(1, 1))
+	base := writeHistory(b, "base", nil)
+	var parts []Part
+	var size int64
+	for k := range 4 {
+		var list []Op
+		for i := range ops {
+			op := streamOp(r, int64(i+1), chunks)
+			op.Session = 4*i + k
+			line, err := appendOp(nil, op)
+			if err != nil {
+				b.Fatal(err)
+			}
+			size += int64(len(line))
+			list = append(list, *op)
+		}
+		parts = append(parts, Part{writeHistory(b, fmt.Sprint(k), list), Shard{Number: k}})
+	}
+	b.SetBytes(size)
+	path := filepath.Join(b.TempDir(), FileName)
+	for b.Loop() {
+		if err := Merge(path, base, parts); err != nil {
+			b.Fatal(err)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(info.Size())/(4*ops*chunks), "file-bytes/chunk")
+	b.ReportMetric(float64(size)/(4*ops*chunks), "bytes/chunk")
+}
