@@ -79,8 +79,11 @@ type Options struct {
 	Watch func(ctx context.Context, start time.Time, emit func(*history.Event) error)
 	// Shards starts those of the plan. nil plays a plan's shards as one.
 	Shards Shards
-	Ops    func(oracle.OpResult) // is told of what became of each op, once it was judged; nil for nobody
-	Logger *slog.Logger
+	// ShardSilence is how long a shard, which says something each second, may
+	// say nothing until it is given up; 0 is 20 seconds.
+	ShardSilence time.Duration
+	Ops          func(oracle.OpResult) // is told of what became of each op, once it was judged; nil for nobody
+	Logger       *slog.Logger
 }
 
 // Progress is where a run stands, with the damage that showed so far.

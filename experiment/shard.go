@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -117,8 +119,13 @@ type ShardOptions struct {
 // when the shard's history is whole, or nobody wants it any more.
 func PlayShard(ctx context.Context, link ShardLink, o ShardOptions) error {
 	first, err := link.Receive()
-	if err != nil || first.Play == nil {
-		return fmt.Errorf("play shard: asked for nothing: %w", err)
+	switch {
+	case err != nil:
+		return fmt.Errorf("play shard: it isn't said which: %w", err)
+	case first.Stop != "":
+		return link.Send(&ShardMessage{Ended: &ShardEnded{Stopped: first.Stop}})
+	case first.Play == nil:
+		return errors.New("play shard: the first message says nothing of which")
 	}
 	ended, err := playShard(ctx, link, first.Play, o)
 	if err != nil {
@@ -138,7 +145,7 @@ func playShard(ctx context.Context, link ShardLink, s *ShardPlan, o ShardOptions
 	}
 	for _, name := range s.Plan.HeaderNames {
 		if len(header.Values(name)) == 0 {
-			return ended, fmt.Errorf("play shard %d: the plan wants the request header %s, whose value is never sent: give it to this worker", s.Number, name)
+			return ended, fmt.Errorf("play shard %d: the plan wants the request header %s, whose value is never sent: give it to the worker (--header, or OPENAI_API_KEY)", s.Number, name)
 		}
 	}
 	live := oracle.NewLive(s.History)
@@ -226,8 +233,8 @@ func mainPhase(p *Plan, w workload.Workload, live *oracle.Live) load.Options {
 }
 
 const (
-	readyWithin = time.Minute      // a shard is ready; one with many sessions prepares their canaries
-	lostAfter   = 20 * time.Second // without a word from a shard, which says something each second
+	readyWithin = 2 * time.Minute  // a shard is ready: it was found a place, and has prepared its sessions' canaries
+	lostAfter   = 20 * time.Second // without a word
 	endsWithin  = 30 * time.Second // a shard that was told to stop
 )
 
@@ -237,6 +244,8 @@ type conductor struct {
 	heard  chan heard
 	over   chan struct{}
 	hidden sync.WaitGroup // readers
+
+	silence time.Duration // until a shard is lost
 }
 
 type shard struct {
@@ -258,7 +267,7 @@ type heard struct {
 
 // startShards starts all shards and returns when each is ready.
 func startShards(ctx context.Context, o *Options, header history.Header, path func(number int) string) (*conductor, error) {
-	c := &conductor{heard: make(chan heard), over: make(chan struct{})}
+	c := &conductor{heard: make(chan heard), over: make(chan struct{}), silence: cmp.Or(o.ShardSilence, lostAfter)}
 	for number := range o.Plan.Shards {
 		link, end, err := o.Shards.Start(ctx, number, path(number))
 		if err != nil {
@@ -272,6 +281,7 @@ func startShards(ctx context.Context, o *Options, header history.Header, path fu
 		plan := ShardPlan{Plan: o.Plan, History: header, Number: number, Of: o.Plan.Shards, Path: path(number)}
 		if len(o.Header) > 0 {
 			plan.Header = o.Header
+			plan.Plan.HeaderNames = slices.Sorted(maps.Keys(o.Header))
 		}
 		if err := link.Send(&ShardMessage{Play: &plan}); err != nil {
 			c.close()
@@ -316,7 +326,13 @@ func (c *conductor) ready(ctx context.Context) error {
 			}
 			h.shard.Host, h.shard.Cores = h.message.Ready.Host, h.message.Ready.Cores
 		case <-timeout.C:
-			return fmt.Errorf("start shards: not all were ready within %v", readyWithin)
+			var missing []string
+			for _, s := range c.shards {
+				if s.Host == "" {
+					missing = append(missing, fmt.Sprint(s.Number))
+				}
+			}
+			return fmt.Errorf("start shards: %d of %d weren't ready within %v (%s): is there a worker for each?", len(missing), len(c.shards), readyWithin, strings.Join(missing, ", "))
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -332,7 +348,7 @@ func (c *conductor) play(ctx context.Context, zero time.Time, progress func(Prog
 		s.told = time.Now()
 		s.last = s.told
 		s.BeganUS = s.told.Sub(zero).Microseconds()
-		s.WithinUS = lostAfter.Microseconds() // until it says that it has
+		s.WithinUS = c.silence.Microseconds() // until it says that it has
 		if err := s.link.Send(&ShardMessage{Begin: true}); err != nil {
 			c.lose(s, err)
 		}
@@ -388,7 +404,7 @@ func (c *conductor) play(ctx context.Context, zero time.Time, progress func(Prog
 				silent := time.Since(s.last)
 				switch {
 				case s.gone:
-				case silent > lostAfter:
+				case silent > c.silence:
 					c.lose(s, fmt.Errorf("it said nothing for %.0f s", silent.Seconds()))
 				case !stopped.IsZero() && time.Since(stopped) > endsWithin:
 					c.lose(s, fmt.Errorf("it didn't stop within %v", endsWithin))
