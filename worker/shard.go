@@ -31,14 +31,15 @@ const (
 	aliveEvery = 2 * time.Second
 	// shardSilence is how long a run may say nothing until its shards stop.
 	shardSilence = 20 * time.Second
-	// historyWithin bounds how long a shard's history may be on its way.
-	historyWithin = 10 * time.Minute
+	// historyWithin bounds how long a shard's history may be on its way; its
+	// worker says all the while that it is there.
+	historyWithin = time.Hour
 )
 
 // shardWords is what goes over the subjects.
 type shardWords struct {
 	Hello   string                   `json:"hello,omitempty"` // the worker that took the task
-	Alive   bool                     `json:"alive,omitempty"` // the run is
+	Alive   bool                     `json:"alive,omitempty"` // who speaks is
 	Message *experiment.ShardMessage `json:"message,omitempty"`
 }
 
@@ -110,40 +111,37 @@ func (s *Shards) Start(ctx context.Context, number int, path string) (experiment
 	}
 	run := &runLink{shardLink: l}
 	alive, end := context.WithCancel(context.WithoutCancel(ctx))
-	s.done.Go(func() {
-		tick := time.NewTicker(aliveEvery)
-		defer tick.Stop()
-		for alive.Err() == nil {
-			_ = l.say(shardWords{Alive: true}) // without a connection for long the shard stops
-			select {
-			case <-tick.C:
-			case <-alive.Done():
-			}
-		}
-	})
+	s.done.Go(func() { l.live(alive) })
 	return run, func() error {
 		defer end()
 		defer l.close() //nolint:errcheck // nothing more is received
 		if !run.hasEnded() {
 			return l.say(shardWords{Message: &experiment.ShardMessage{Stop: "the run doesn't want it any more"}})
 		}
-		return s.fetch(task, path)
+		return s.fetch(run, task, path)
 	}, nil
 }
 
 // fetch waits for a shard's history and puts it at path.
-func (s *Shards) fetch(task, path string) error {
+func (s *Shards) fetch(l *runLink, task, path string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), historyWithin)
 	defer cancel()
 	var result shardResult
-	select {
-	case r := <-s.result(task):
-		if err := json.Unmarshal(r.Body, &result); err != nil {
-			return fmt.Errorf("its result can't be read: %w", err)
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for waiting := true; waiting; {
+		select {
+		case r := <-s.result(task):
+			if err := json.Unmarshal(r.Body, &result); err != nil {
+				return fmt.Errorf("its result can't be read: %w", err)
+			}
+			defer r.Kept(ctx) //nolint:errcheck // the queue is deleted soon
+			waiting = false
+		case <-look.C:
+			if silent := l.silent(); silent > shardSilence {
+				return fmt.Errorf("its worker said nothing for %.0f s while its history was on its way", silent.Seconds())
+			}
 		}
-		defer r.Kept(ctx) //nolint:errcheck // the queue is deleted soon
-	case <-ctx.Done():
-		return fmt.Errorf("its history didn't come within %v", historyWithin)
 	}
 	if result.Error != "" {
 		return errors.New(result.Error)
@@ -195,6 +193,14 @@ func (l *shardLink) say(w shardWords) error {
 	return nil
 }
 
+// live says every now and then that this end is there.
+func (l *shardLink) live(ctx context.Context) {
+	for ctx.Err() == nil {
+		_ = l.say(shardWords{Alive: true}) // without a connection for long, the other end gives up
+		wait(ctx, aliveEvery)
+	}
+}
+
 // hear waits for the next words; silence is how long, unless it is 0.
 func (l *shardLink) hear(silence time.Duration) (w shardWords, err error) {
 	var late <-chan time.Time
@@ -231,6 +237,13 @@ type runLink struct {
 	hello   string                     // its worker
 	waiting []*experiment.ShardMessage // for one
 	ended   bool
+	last    time.Time // when it said something
+}
+
+func (l *runLink) silent() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.last)
 }
 
 func (l *runLink) hasEnded() bool {
@@ -262,6 +275,9 @@ func (l *runLink) Receive() (*experiment.ShardMessage, error) {
 		if err != nil {
 			return nil, err
 		}
+		l.mu.Lock()
+		l.last = time.Now()
+		l.mu.Unlock()
 		if w.Hello != "" {
 			if err := l.greet(w.Hello); err != nil {
 				return nil, err
@@ -344,13 +360,14 @@ func playShard(ctx context.Context, conn *queue.Conn, q *queue.Queue, task *queu
 	if err := l.say(shardWords{Hello: o.worker}); err != nil {
 		return errors.Join(err, task.GiveBack())
 	}
+	go l.live(held)
 	link := &watchedLink{ShardLink: workerLink{l, cmp.Or(o.silence, shardSilence)}}
 	err = experiment.PlayShard(ctx, link, experiment.ShardOptions{Header: o.header, Path: shardPath(o.dir, task.ID), Logger: o.logger})
 	if link.gone() {
 		// Whoever made the queue is gone, and nobody else needs it.
 		return errors.Join(err, q.Delete(context.WithoutCancel(ctx)))
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), historyWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), historyWithin) // also of a worker that was told to end
 	defer cancel()
 	var result shardResult
 	if err == nil {

@@ -1,5 +1,5 @@
-// Package worker carries out the trials of hunts that run elsewhere. A [Worker]
-// takes orders off queues, launches, loads and judges as a hunt by itself does,
+// Package worker carries out the trials of hunts, and plays shards of runs, that
+// run elsewhere. A [Worker] takes orders off queues, launches, loads and judges as a hunt by itself does,
 // and hands the run directory back; a [Crew] is the hunt's side of it. A trial
 // counts once, whatever dies: an order stays on the queue until its result is
 // kept, a result is taken once by its number, and a run directory stays with its
@@ -181,6 +181,10 @@ func (w *worker) one(ctx context.Context) error {
 	q, task, err := w.take(ctx)
 	if err != nil || task == nil {
 		return err
+	}
+	if isShard(task) {
+		w.Say("plays %s of %s", task.ID, q.Name)
+		return playShard(ctx, w.conn, q, task, shardOptions{worker: w.Name, dir: filepath.Join(w.Dir, q.Name+"-"+task.ID), header: w.Header, logger: w.Logger})
 	}
 	var o experiment.Order
 	if err := json.Unmarshal(task.Body, &o); err != nil {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/openai"
+	"github.com/culprit-project/culprit/queue"
 	"github.com/culprit-project/culprit/workload"
 )
 
@@ -35,6 +36,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"culprit":    main,
 		"fakeserver": fakeServer,
+		"natsserver": natsServer,
 	})
 }
 
@@ -209,6 +211,21 @@ func killShard(ts *testscript.TestScript, neg bool, _ []string) {
 		}
 	}
 	ts.Fatalf("waited in vain")
+}
+
+// natsServer is a NATS server with JetStream: natsserver DIR ADDRFILE.
+func natsServer() {
+	s, err := queue.Serve(queue.ServerOptions{Dir: os.Args[1], Listen: "127.0.0.1:0", Token: os.Getenv("NATS_TOKEN")})
+	if err == nil {
+		err = os.WriteFile(os.Args[2], []byte(s.URL()), 0o644)
+	}
+	if err != nil {
+		panic(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	<-ctx.Done()
+	s.Close()
 }
 
 // fakeServer is a server that knows the right answers, since it plays the same

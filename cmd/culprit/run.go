@@ -71,11 +71,15 @@ type runCommand struct {
 	Control         bool   `help:"Play the same conversations alone and cold first: a weak model's own mistakes become a base rate."`
 	ControlSessions int    `placeholder:"N" help:"Only the first N conversations in the control (default: all)."`
 
-	Shards int `placeholder:"N" help:"Play the load in N processes of this machine, when one has too few cores or ports (docs/scale.md)."`
+	Shards int      `placeholder:"N" help:"Play the load in N processes, when one has too few cores or ports: of this machine, or workers at --nats (docs/scale.md)."`
+	NATS   string   `name:"nats" placeholder:"URL" help:"The NATS cluster whose workers play the shards."`
+	Need   []string `placeholder:"KEY=VALUE" sep:"none" help:"Label that those workers must have. Repeatable."`
 
 	Output string `short:"o" placeholder:"DIR" help:"Run directory to create (default: runs/TIME-WORKLOAD)."`
 	formatFlag
 	DryRun bool `help:"Show what would be sent, and send nothing."`
+
+	natsFlags
 }
 
 func (c *runCommand) Run(ctx context.Context, s *streams) error {
@@ -94,6 +98,9 @@ func (c *runCommand) Run(ctx context.Context, s *streams) error {
 	o := c.options()
 	o.Server, o.Control, o.ControlSessions = server, c.Control || c.ControlSessions > 0, c.ControlSessions
 	o.RunKey, o.Output, o.DryRun, o.Tool = cmp.Or(c.RunKey, app.FreshKey()), c.Output, c.DryRun, version()
+	if c.NATS != "" {
+		o.NATS, o.Needs = c.nats(c.NATS), c.Need
+	}
 	if c.Shards > 0 {
 		self, err := os.Executable()
 		if err != nil {

@@ -97,7 +97,9 @@ type RunOptions struct {
 	Timeout                        time.Duration
 	NoStream                       bool
 	Shards                         int               // processes that play the load together; 0 is this one alone
-	StartShards                    experiment.Shards // starts them
+	StartShards                    experiment.Shards // starts them, unless NATS names a cluster whose workers play them
+	NATS                           NATS
+	Needs                          []string // labels of those workers
 	ExtraBody                      string            // a JSON object
 	Output                         string
 	DryRun                         bool
@@ -133,7 +135,18 @@ func Run(ctx context.Context, o RunOptions, out Output) (oracle.Status, error) {
 	if o.DryRun {
 		return oracle.Clean, dryRun(plan, out)
 	}
-	return carryOut(ctx, o.Server, plan, nil, o.StartShards, o.Output, out)
+	if !o.NATS.named() {
+		return carryOut(ctx, o.Server, plan, nil, o.StartShards, o.Output, out)
+	}
+	if plan.Shards < 2 {
+		return "", usage("--nats: workers there play shards; give --shards N, at most as many as there are workers")
+	}
+	shards, end, err := o.NATS.shards(ctx, o.Needs, out)
+	if err != nil {
+		return "", err
+	}
+	status, err := carryOut(ctx, o.Server, plan, nil, shards, o.Output, out)
+	return status, errors.Join(err, end())
 }
 
 // carryOut asks a server what it is, plays a plan at it and shows the report.

@@ -3,14 +3,18 @@ package app
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
+	"log/slog"
 	"os/exec"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/culprit-project/culprit/experiment"
+	"github.com/culprit-project/culprit/queue"
+	"github.com/culprit-project/culprit/worker"
 )
 
 // ShardProcesses plays shards in processes of this machine. Command is this
@@ -47,6 +51,24 @@ func (p *ShardProcesses) Start(ctx context.Context, _ int, _ string) (link exper
 		return err
 	}
 	return experiment.StreamLink(out, in), end, nil
+}
+
+// shards makes a queue for one run's shards. end deletes it.
+func (n *NATS) shards(ctx context.Context, needs []string, out Output) (s experiment.Shards, end func() error, err error) {
+	conn, err := n.connect(ctx, "culprit run", slog.New(sayHandler{sayer(out.Progress)}))
+	if err != nil {
+		return nil, nil, err
+	}
+	q, err := conn.Make(ctx, "load-"+strings.ToLower(rand.Text()[:10]), queue.Options{Replicas: n.Replicas})
+	if err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	shards := worker.NewShards(ctx, conn, q, needs)
+	return shards, func() error {
+		defer conn.Close()
+		return shards.Close()
+	}, nil
 }
 
 // PlayShard plays the shard that a run asks for on in.

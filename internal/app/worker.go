@@ -54,7 +54,10 @@ type Workers struct {
 	NATS  NATS // without a URL and a context the workers are within this program
 }
 
-func (w *Workers) elsewhere() bool { return w.NATS.URL != "" || w.NATS.Context != "" }
+// named says that a cluster is.
+func (n *NATS) named() bool { return n.URL != "" || n.Context != "" }
+
+func (w *Workers) elsewhere() bool { return w.NATS.named() }
 
 func (w *Workers) none() bool { return w.Count == 0 && !w.elsewhere() }
 
