@@ -1,9 +1,9 @@
 // Package worker carries out the trials of hunts, and plays shards of runs, that
-// run elsewhere. A [Worker] takes orders off queues, launches, loads and judges as a hunt by itself does,
-// and hands the run directory back; a [Crew] is the hunt's side of it. A trial
-// counts once, whatever dies: an order stays on the queue until its result is
-// kept, a result is taken once by its number, and a run directory stays with its
-// worker until it is uploaded.
+// run elsewhere. A [Worker] takes orders off queues, launches, loads and judges as
+// a hunt by itself does, and hands the run directory back; a [Crew] is the hunt's
+// side of it, [Shards] a run's. A trial counts once, whatever dies: an order stays
+// on the queue until its result is kept, a result is taken once by its number, and
+// a run directory stays with its worker until it is uploaded.
 //
 // Stability: may change.
 package worker

@@ -100,7 +100,7 @@ type RunOptions struct {
 	StartShards                    experiment.Shards // starts them, unless NATS names a cluster whose workers play them
 	NATS                           NATS
 	Needs                          []string // labels of those workers
-	ExtraBody                      string            // a JSON object
+	ExtraBody                      string   // a JSON object
 	Output                         string
 	DryRun                         bool
 	Tool                           string // name and version of the program
