@@ -566,7 +566,7 @@ func (s *search) checkOne(t *tally, batch int) error {
 // play plays one trial and keeps the books.
 func (s *search) play(t *tally, batch int, phase Phase, safe bool) (Outcome, error) {
 	sessions := t.sessions(batch)
-	trial := Trial{Name: t.name, Shape: t.shape, Sessions: sessions, Requests: sessions * t.turns, Phase: phase, Safe: safe, Launch: s.stale || safe != s.safeNow}
+	trial := Trial{Name: t.name, Shape: t.shape, Sessions: sessions, Requests: sessions * t.turns, Phase: phase, Safe: safe, Launch: !s.NoLaunch && (s.stale || safe != s.safeNow)}
 	launches := 0
 	if trial.Launch {
 		launches = 1

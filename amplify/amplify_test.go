@@ -205,7 +205,7 @@ func TestAnyServer(t *testing.T) {
 		o := Options{
 			Base:   Shape{Workload: plan, Concurrency: rapid.IntRange(1, 40).Draw(t, "concurrency")},
 			Budget: Budget{Launches: rapid.IntRange(MinLaunches, 40).Draw(t, "launches"), Requests: rapid.IntRange(1000, 40_000).Draw(t, "requests")},
-			NoSafe: rapid.Bool().Draw(t, "no safe"), PerRequest: rapid.Bool().Draw(t, "per request"), Seed: rapid.Uint64().Draw(t, "search seed"),
+			NoSafe: rapid.Bool().Draw(t, "no safe"), NoLaunch: rapid.IntRange(0, 3).Draw(t, "no launch") == 0, PerRequest: rapid.Bool().Draw(t, "per request"), Seed: rapid.Uint64().Draw(t, "search seed"),
 		}
 		if rapid.Bool().Draw(t, "wall") {
 			o.Budget.Wall = time.Duration(rapid.IntRange(60, 3600).Draw(t, "seconds")) * time.Second
@@ -230,6 +230,9 @@ func TestAnyServer(t *testing.T) {
 			if trial.Phase == Measure && out.Void == "" {
 				measured[trial.Name] += out.Judged
 			}
+			if trial.Launch && o.NoLaunch {
+				t.Fatal("a launch of a server that runs")
+			}
 			if trial.Safe && o.NoSafe {
 				t.Fatal("a check in a safe arm that there isn't")
 			}
@@ -244,6 +247,9 @@ func TestAnyServer(t *testing.T) {
 		}
 		if err != nil {
 			t.Fatal(err)
+		}
+		if o.NoLaunch && odd < 3 && got.Best != nil && got.Best.Launches != 1 {
+			t.Fatalf("one server counts as %d launches", got.Best.Launches)
 		}
 		if got.Used.Requests != s.sent || got.Used.Launches != launches || got.Used.Wall != s.took {
 			t.Fatalf("used %+v; %d launches, %d requests, %s", got.Used, launches, s.sent, s.took)

@@ -122,6 +122,9 @@ func Amplify(ctx context.Context, o AmplifyOptions) (amplify.Result, error) {
 	find := o.Search
 	find.Play = func(t amplify.Trial) (amplify.Outcome, error) { return a.play(ctx, t) }
 	r, err := amplify.Find(find)
+	if err != nil && ctx.Err() == nil { // what an earlier start has written stays
+		return r, err
+	}
 	return r, errors.Join(err, WriteJSON(filepath.Join(o.Dir, AmplifyFile), r))
 }
 

@@ -77,7 +77,10 @@ func Amplified(s *term.Screen, r amplify.Result, next []string) {
 			count(judged(r)), percent(r.Shows), percent(r.ShowsDispersed)))
 	case amplify.NotRaised:
 		text := "no load was shown to fail more often than the case's own"
-		if best != nil && best.Name != r.Base.Name {
+		switch {
+		case best == nil:
+			text += "; all that failed were given up"
+		case best.Name != r.Base.Name:
 			text += fmt.Sprintf("; %s seems to, %s", best.Name, factor(r))
 		}
 		headlineWord(s, "NOT RAISED", term.Yellow, text)
@@ -154,6 +157,8 @@ func judged(r amplify.Result) int {
 
 func factor(r amplify.Result) string {
 	switch f := r.Factor; {
+	case r.Base.Out != "":
+		return "and the case's own was given up: " + term.Safe(firstLine(r.Base.Out))
 	case f.Value == 0:
 		return fmt.Sprintf("at least %.2g times as many as under the case's own, of which none broke", f.Low)
 	case f.High == 0:
