@@ -19,6 +19,7 @@ import (
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/report"
 	"github.com/culprit-project/culprit/target"
+	"github.com/culprit-project/culprit/workload"
 )
 
 // AmplifyOptions is what amplify is asked for. Zero values take defaults.
@@ -181,4 +182,22 @@ func loadFile(s amplify.Shape, p experiment.Plan) string {
 		lines = append(lines, "set: {"+strings.Join(knobs, ", ")+"}\n")
 	}
 	return strings.Join(lines, "")
+}
+
+// setKnobs are the knobs of a workload that have no flag of their own, where
+// they aren't the kind's defaults.
+func setKnobs(w workload.Plan) map[string]int {
+	usual, err := workload.Plan{Kind: w.Kind}.WithDefaults()
+	if err != nil {
+		return nil
+	}
+	defaults := amplify.Shape{Workload: usual}.Settings()
+	set := map[string]int{}
+	for name, value := range (amplify.Shape{Workload: w}).Settings() {
+		n, number := value.(int)
+		if number && value != defaults[name] && !slices.Contains([]string{"rounds", "context_lines", "max_tokens", "top_logprobs"}, name) {
+			set[name] = n
+		}
+	}
+	return set
 }

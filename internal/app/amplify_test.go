@@ -37,3 +37,17 @@ set: {cancel_chunks: 16, cancel_every: 3, cancel_within_ms: 40, filler_lines: 40
 		t.Error(diff)
 	}
 }
+
+// TestRunLine: the command sends what the plan sends.
+func TestRunLine(t *testing.T) {
+	w, err := workload.Plan{Kind: "evict", Sessions: 16, Fillers: 1, CancelEvery: 3, CancelChunks: 4, Seed: 7}.WithDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := runLine(experiment.Plan{BaseURL: "http://a:1", Workload: w, Concurrency: 16, Waves: true})
+	want := "culprit run --base-url http://a:1 --workload evict --seed 7 --sessions 16 --rounds 2 --context-lines 48 --max-tokens 32 --concurrency 16 --waves" +
+		" --set cancel_chunks=4 --set cancel_every=3 --set cancel_within_ms=40 --set fillers=1"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -314,6 +314,13 @@ func runLine(p experiment.Plan) string {
 	if p.RequestRate > 0 {
 		words = append(words, "--request-rate", fmt.Sprint(p.RequestRate))
 	}
+	if p.Waves {
+		words = append(words, "--waves")
+	}
+	set := setKnobs(w)
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		words = append(words, "--set", fmt.Sprintf("%s=%d", name, set[name]))
+	}
 	return strings.Join(words, " ")
 }
 

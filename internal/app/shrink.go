@@ -238,16 +238,6 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 		}
 		extra = string(text)
 	}
-	set := map[string]int{}
-	for name, values := range map[string][2]int{
-		"copy_lines": {w.CopyLines, defaults.CopyLines}, "fillers": {w.Fillers, defaults.Fillers}, "filler_lines": {w.FillerLines, defaults.FillerLines},
-		"cancel_within_ms": {w.CancelWithinMS, defaults.CancelWithinMS}, "cancel_chunks": {w.CancelChunks, defaults.CancelChunks},
-		"cancel_every": {w.CancelEvery, 0}, "short_every": {w.ShortEvery, 0},
-	} {
-		if values[0] != values[1] {
-			set[name] = values[0]
-		}
-	}
 	unless := func(value, usual string) string {
 		if value == usual {
 			return ""
@@ -273,7 +263,7 @@ func shrunkConfig(p experiment.Plan, r shrink.Result, from string) ([]byte, erro
 		ExtraBody    string         `yaml:"extra_body,omitempty"`
 	}{
 		w.Kind, s.Sessions, s.Rounds, s.ContextLines, s.MaxTokens, s.Concurrency, s.RequestRate, p.Waves, true,
-		unless(w.Tools, defaults.Tools), unless(w.OnError, defaults.OnError), w.TopLogprobs, set,
+		unless(w.Tools, defaults.Tools), unless(w.OnError, defaults.OnError), w.TopLogprobs, setKnobs(w),
 		time.Duration(p.TimeoutMS) * time.Millisecond, p.NoStream, extra,
 	})
 	if err != nil {
