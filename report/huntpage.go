@@ -11,6 +11,7 @@ import (
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/internal/term"
+	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/search"
 	"github.com/culprit-project/culprit/target"
 )
@@ -55,7 +56,8 @@ type differenceRow struct{ What, A, B string }
 type trialRow struct {
 	N                                                                     int
 	Phase, Arm, Class, Result, Why, Launch, Took, Note, Dir, Ops, Command string
-	Links                                                                 *opLinks // in place of Ops, where the page has them
+	Links                                                                 *opLinks     // in place of Ops, where the page has them
+	Example                                                               *examplePage // of what broke
 }
 
 func (p *huntPage) sections() []section {
@@ -403,8 +405,33 @@ func newTrialRow(r *experiment.Record, i int, t experiment.Trial) trialRow {
 	}
 	if o.Failures > 0 {
 		if v, err := experiment.ReadVerdict(filepath.Join(r.Dir, t.Dir)); err == nil && len(v.Broken.Ops) > 0 {
-			row.Ops, row.Command = opList(v.Broken.Ops), fmt.Sprintf("culprit check --op %d %s", v.Broken.Ops[0], row.Dir)
+			row.Example = trialExample(v)
+			row.Ops = opList(v.Broken.Ops)
+			op := v.Broken.Ops[0]
+			if row.Example != nil {
+				op = row.Example.Op
+			}
+			row.Command = fmt.Sprintf("culprit check --op %d %s", op, row.Dir)
 		}
 	}
 	return row
+}
+
+// trialExample is one broken reply of a trial, nil where none was kept.
+func trialExample(v *oracle.Verdict) *examplePage {
+	const most = 600 // bytes of each text
+	for _, c := range v.Classes {
+		if c.Means != oracle.Corrupt {
+			continue
+		}
+		for _, e := range c.Examples {
+			if e.Op == 0 || len(e.Want) > most || len(e.Got) > most {
+				continue
+			}
+			x := examplePage{Class: string(c.Class), Op: e.Op, Note: visible(e.Note)}
+			x.Want, x.Got = marked(sameOrder(e.Want, e.Got), e.Got)
+			return &x
+		}
+	}
+	return nil
 }

@@ -71,7 +71,7 @@ func (b *book) readFiles(ctx context.Context) error {
 	}
 	for i := range list {
 		if _, err := b.add(ctx, list[i], sources[i]); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", filepath.Join(b.dir(), sources[i]), err)
 		}
 	}
 	return nil
