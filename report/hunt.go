@@ -177,7 +177,7 @@ func short(x float64) string {
 func claimScope(r *experiment.Record) string {
 	load := "this workload"
 	if p, err := r.Case.Render(r.Case.Space.Failing()); err == nil {
-		load = fmt.Sprintf("this workload (%s, %d conversations at once)", p.Plan.Workload.Kind, p.Plan.Concurrency)
+		load = fmt.Sprintf("this workload (%s, %s at once)", p.Plan.Workload.Kind, counted(p.Plan.Concurrency, "conversation", "conversations"))
 		if p.Plan.RequestRate > 0 {
 			load = fmt.Sprintf("this workload (%s, %g requests/s)", p.Plan.Workload.Kind, p.Plan.RequestRate)
 		}
