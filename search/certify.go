@@ -324,7 +324,7 @@ func (c *certificate) covers(region arm) bool {
 // suspicious says whether a launch contradicts the causes, or the failing arm has
 // stopped failing for a while: chance, or rates that change with time.
 func (h *hunt) suspicious(causes []arm) bool {
-	if h.drifts > 0 {
+	if h.drifts+h.doubts > 0 {
 		return true
 	}
 	for _, s := range merged(h.all) {

@@ -46,6 +46,7 @@ type hunt struct {
 	dose     int           // requests that a launch may need before it can fail
 	poisoned bool          // launches end with their first failure
 	drifts   int           // how often the failing arm stopped failing
+	doubts   int           // how often it didn't fail in two launches in a row
 	belief   *posterior    // the current one
 	skipped  int           // levels that it leaves out
 
@@ -522,6 +523,7 @@ func (h *hunt) control(a arm, sure bool) (forgot bool, err error) {
 	visit := h.belief.visit(a)
 	var here stats.Cluster
 	fresh := false
+	quiet := 0 // launches without a failure
 	start := h.cost
 	for {
 		more, err := h.measure(a, h.batch(int(1/expected)), fresh, Control, "an arm that failed, after several clean ones: does it still fail?")
@@ -553,6 +555,12 @@ func (h *hunt) control(a arm, sure bool) (forgot bool, err error) {
 		// A launch may be one of those that fail less often.
 		fresh = len(h.options.Dispersion.CV) > 1 && float64(here.Trials) > 4/expected && odds > -14 || !h.running.up
 		if fresh {
+			if quiet++; here.Failures > 0 {
+				quiet = 0
+			}
+			if quiet == 2 && odds < -3 { // more than launches are known to differ
+				h.doubts++
+			}
 			here = stats.Cluster{}
 		}
 		if odds < -7 && !forgot {
