@@ -616,7 +616,7 @@ func (h *hunt) claim(q question) (decided, error) {
 	}
 	d := decided{claimed: claimed{arm: a}}
 	cost, last, launch := 0.0, 0.0, 0
-	fresh := true
+	fresh := len(h.options.Dispersion.CV) > 1 // else the running launch is as good as another, and what comes is new
 	for {
 		more, err := h.measure(a, batch, fresh, q.phase, q.why)
 		if err != nil {

@@ -228,14 +228,18 @@ func newPosterior(g *grid, region arm, odds []float64, size int, skipped map[run
 			symmetric[t] += symmetric[t-1] * odds[f]
 		}
 	}
+	sizes := priorBySize
+	if len(factors) == 1 {
+		sizes[0] = priorNone // of one list, say of commits, the first is known to be good
+	}
 	total := 0.0
 	for t := range size + 1 {
-		total += priorBySize[t]
+		total += sizes[t]
 	}
 	var extend func(h hypothesis, from int, weight float64)
 	extend = func(h hypothesis, from int, weight float64) {
 		p.hypotheses = append(p.hypotheses, h)
-		p.prior = append(p.prior, (1-priorNone)*priorBySize[h.n]/total*weight/symmetric[h.n])
+		p.prior = append(p.prior, (1-priorNone)*sizes[h.n]/total*weight/symmetric[h.n])
 		if int(h.n) == size {
 			return
 		}
