@@ -310,3 +310,16 @@ func TestCommitsThatDontStartAmongFlags(t *testing.T) {
 		}
 	})
 }
+
+// A server that breaks everything may have been spoilt by its first failure: the
+// client's other settings are tried on another.
+func TestSpoiltServer(t *testing.T) {
+	w := World{Factors: 6, Causes: [][]int{{1, 4}}, Rate: 1, ClientSide: []int{4}, Poison: 1, Unnoticed: true}
+	for seed := range uint64(5) {
+		server := w.Serve(seed)
+		f, _ := play(t, w.Space(), Options{Seed: seed}, server.Run)
+		if diff := cmp.Diff(names(w.Sets()), found(f)); diff != "" {
+			t.Errorf("seed %d: %s (%s: %s)", seed, diff, f.Status, f.Text)
+		}
+	}
+}

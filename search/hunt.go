@@ -121,7 +121,7 @@ func (h *hunt) measure(a arm, n int, fresh bool, phase Phase, why string) (stats
 		return stats.Cluster{}, errUnusable
 	}
 	for {
-		launch := fresh || !h.running.up || !h.ladders.sameServer(a, h.running.arm)
+		launch := fresh || !h.running.serves(h.ladders, a)
 		if err := h.afford(a, n, launch); err != nil {
 			return stats.Cluster{}, err
 		}
@@ -219,6 +219,7 @@ func (h *hunt) account(a arm, launch bool, phase Phase) (more stats.Cluster, aga
 	}
 	h.here.Failures += more.Failures
 	h.here.Trials += more.Trials
+	h.running.spoilt = 10*h.here.Failures > 9*h.here.Trials
 	if more.Failures > 0 && h.fails() {
 		h.lastFail, h.cleanRun = len(h.record), 0
 		if h.belief != nil {

@@ -23,6 +23,12 @@ type running struct {
 	up     bool
 	arm    arm // with the client-side levels of the last requests
 	launch int
+	spoilt bool // nearly all requests failed: another arm would find what they left behind, if they did
+}
+
+// serves reports whether the running server is what an arm needs.
+func (r *running) serves(l *ladders, a arm) bool {
+	return r.up && l.sameServer(a, r.arm) && (!r.spoilt || a.equal(r.arm))
 }
 
 // planner chooses what to visit next within a region.
@@ -155,7 +161,7 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 			add(l.control.at(f, l.split(l.control, f, balance)))
 		}
 	}
-	if l.running.up {
+	if l.running.up && !l.running.spoilt {
 		// What the running server can do needs no launch.
 		if a := l.serverOf(l.running.arm); a != nil {
 			for i := range orders / 4 {
@@ -172,7 +178,7 @@ func (l *planner) choose(atLeast float64) (visitPlan, bool) {
 	add(make(arm, len(l.control)))
 	var best visitPlan
 	for _, c := range candidates {
-		free := l.running.up && l.ladders.sameServer(c.arm, l.running.arm)
+		free := l.running.serves(l.ladders, c.arm)
 		if !free && best.gain >= l.most(c.fails)/l.launchCost {
 			continue // can't be better
 		}
