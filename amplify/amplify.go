@@ -626,7 +626,9 @@ func (s *search) measure(best *tally) error {
 		if err := s.checkOne(best, checkRequests/2); err != nil {
 			return err
 		}
-		s.stale = true
+		if s.stale = true; best.out != "" {
+			return nil
+		}
 	}
 	const perLaunch = 10 // failures
 	batch := int(perLaunch / max(s.rate(best), 1e-6))

@@ -2,6 +2,7 @@ package amplify
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -153,10 +154,6 @@ func clustersOf(launches []launched) []stats.Cluster {
 	return clusters
 }
 
-// pairedDispersion is how much the shares of two shapes are believed to differ
-// between launches, each of which played both: less than rates do.
-var pairedDispersion = stats.Dispersion{CV: []float64{0, 0.25, 0.5}, Weight: []float64{0.6, 0.25, 0.15}}
-
 // ratio is by how much a's rate is higher than b's. It takes the launches that
 // played both: one that fails more than others does so for both, so that of the
 // failures of a launch a's share says it all. (Of Poisson counts that is exact,
@@ -173,20 +170,19 @@ func ratio(a, b []launched) Range {
 		failuresA, trialsA = failuresA+float64(l.Failures), trialsA+float64(l.Trials)
 		failuresB, trialsB = failuresB+float64(m.Failures), trialsB+float64(m.Trials)
 		if l.Failures+m.Failures > 0 {
-			shares = append(shares, stats.Cluster{Failures: m.Failures, Trials: l.Failures + m.Failures})
+			shares = append(shares, stats.Cluster{Failures: l.Failures, Trials: l.Failures + m.Failures})
 		}
 	}
 	if len(shares) == 0 {
 		return Range{}
 	}
-	low, high := stats.AnytimeInterval(shares, pairedDispersion, level) // of b's share
-	odds := func(share float64) float64 { return (1 - share) / share * trialsB / trialsA }
-	r := Range{Low: odds(high)}
+	low, high := stats.AnytimeOdds(shares, level)
+	r := Range{Low: low * trialsB / trialsA}
 	if failuresB > 0 {
 		r.Value = failuresA / failuresB * trialsB / trialsA
 	}
-	if low > 0 {
-		r.High = odds(low)
+	if !math.IsInf(high, 1) {
+		r.High = high * trialsB / trialsA
 	}
 	return r
 }
