@@ -5,7 +5,7 @@ LINTER := bin/golangci-lint-$(LINTER_VERSION)
 IMAGE := culprit
 DOCKER := docker
 
-.PHONY: build image test unit test-ssh test-page test-examples lint fmt fuzz bench clean test-openai-python test-mcp track-record hunts probe-packs probe-pythons
+.PHONY: build image test unit test-ssh test-page test-cluster test-examples lint fmt fuzz bench clean test-openai-python test-mcp track-record hunts probe-packs probe-pythons
 
 build: ## one static binary: bin/culprit
 	CGO_ENABLED=0 go build -trimpath -o bin/culprit ./cmd/culprit
@@ -43,6 +43,9 @@ fuzz: ## each fuzz target for a minute
 	@for p in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
 	  for f in $$(grep -ho '^func Fuzz[A-Za-z0-9]*' $$p/*_test.go | sed 's/func //'); do \
 	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime 60s $$p || exit 1; done; done
+
+test-cluster: ## three NATS servers, six workers, and everything that can die while they hunt; some minutes
+	go test -count=1 -v -timeout 20m -run 'TestCluster$$' ./cmd/culprit -cluster
 
 track-record: ## the tool finds each of the lab's faults: all stories of docs/track-record.md, some minutes
 	go test -count=1 -parallel 1 -timeout 60m -v -run TestTrackRecord ./cmd/culprit -track

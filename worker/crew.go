@@ -39,6 +39,7 @@ type Crew struct {
 	mu      sync.Mutex
 	workers map[string]presence
 	seen    map[string]time.Time
+	held    map[string]int // in how many of its messages a worker held the same server
 	since   time.Time
 
 	open     map[int]*order // that nothing was delivered for
@@ -59,6 +60,7 @@ type received struct {
 type order struct {
 	experiment.Order
 	holder string // that it was sent to; empty is to anybody
+	unsure bool   // or to one that isn't known
 	task   string
 	at     time.Time
 }
@@ -69,7 +71,7 @@ func NewCrew(ctx context.Context, conn *queue.Conn, q *queue.Queue, o CrewOption
 		o.Say = func(string, ...any) {}
 	}
 	c := &Crew{
-		CrewOptions: o, q: q, workers: map[string]presence{}, seen: map[string]time.Time{}, since: time.Now(),
+		CrewOptions: o, q: q, workers: map[string]presence{}, seen: map[string]time.Time{}, held: map[string]int{}, since: time.Now(),
 		open: map[int]*order{}, holders: map[int]string{}, results: make(chan received), lastSaid: time.Now(),
 	}
 	var err error
@@ -80,6 +82,10 @@ func NewCrew(ctx context.Context, conn *queue.Conn, q *queue.Queue, o CrewOption
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.held[p.Name]++
+		if before := c.workers[p.Name]; before.Holds != p.Holds || before.Launch != p.Launch {
+			c.held[p.Name] = 1
+		}
 		c.workers[p.Name], c.seen[p.Name] = p, time.Now()
 	})
 	if err != nil {
@@ -157,7 +163,9 @@ func (c *Crew) Ask(ctx context.Context, o experiment.Order) error {
 	}
 	w := &order{Order: o, task: taskName(o.Number, 0), at: time.Now()}
 	if o.Launch != o.Number {
-		w.holder = c.holders[o.Launch]
+		if w.holder = c.holders[o.Launch]; w.holder == "" {
+			w.unsure = true // it may have been asked for by an earlier start, of one that is known no more
+		}
 	}
 	c.open[o.Number] = w
 	return c.put(ctx, w)
@@ -229,10 +237,17 @@ func (c *Crew) Next(ctx context.Context) (*experiment.Delivery, error) {
 func (c *Crew) look(ctx context.Context) error {
 	for _, number := range slices.Sorted(maps.Keys(c.open)) {
 		w := c.open[number]
-		if w.holder == "" || !c.dead(w.holder) {
+		if w.unsure {
+			w.holder = c.holding(w.Launch)
+			w.unsure = w.holder == "" && time.Since(w.at) < silence
+		} else if w.holder == "" || !c.dead(w.holder) {
+			continue
+		} else {
+			c.Say("worker %s is gone; another launches its arm anew", w.holder)
+		}
+		if w.unsure || w.holder != "" && !c.dead(w.holder) {
 			continue
 		}
-		c.Say("worker %s is gone; another launches its arm anew", w.holder)
 		if err := c.patiently(ctx, func() error { return c.q.Withdraw(ctx, w.task) }); err != nil {
 			return err
 		}
@@ -241,6 +256,7 @@ func (c *Crew) look(ctx context.Context) error {
 			return err
 		}
 	}
+	c.unhand()
 	if time.Since(c.lastSaid) < nobodySaid {
 		return nil
 	}
@@ -266,6 +282,33 @@ func (c *Crew) look(ctx context.Context) error {
 		break
 	}
 	return nil
+}
+
+// holding is the worker that holds the server of a launch.
+func (c *Crew) holding(launch int) string {
+	for _, p := range c.alive() {
+		if p.Holds == c.q.Name && p.Launch == launch {
+			return p.Name
+		}
+	}
+	return ""
+}
+
+// unhand tells workers that hold servers for nothing, as those do whose hunt was
+// killed and resumed, that they needn't.
+func (c *Crew) unhand() {
+	for _, p := range c.alive() {
+		c.mu.Lock()
+		long := c.held[p.Name] > 2
+		c.mu.Unlock()
+		wanted := c.holders[p.Launch] == p.Name
+		for _, w := range c.open {
+			wanted = wanted || w.Launch == p.Launch && w.Number != w.Launch
+		}
+		if p.Holds == c.q.Name && long && !wanted {
+			_ = c.q.Signal(releaseSubject+p.Name, fmt.Sprint(p.Launch))
+		}
+	}
 }
 
 func has(labels, needs []string) bool {

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -64,7 +65,10 @@ type Options struct {
 type presence struct {
 	Name   string   `json:"name"`
 	Labels []string `json:"labels"`
-	Queue  string   `json:"queue,omitempty"`
+	Queue  string   `json:"queue,omitempty"` // takes of this one alone
+	// Holds says that a server runs which waits for more orders.
+	Holds  string `json:"holds,omitempty"` // of which queue
+	Launch int    `json:"launch,omitempty"`
 }
 
 // result is what a worker hands over.
@@ -96,6 +100,7 @@ type worker struct {
 	bench    *experiment.Bench
 	of       string   // the queue of the bench
 	released chan int // launches
+	holds    atomic.Pointer[presence]
 
 	refused string // said last
 }
@@ -154,12 +159,14 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 
 // present says every now and then that the worker is there.
 func (w *worker) present(ctx context.Context) {
-	b, err := json.Marshal(presence{w.Name, w.Labels, w.Queue})
-	if err != nil {
-		return
-	}
 	for ctx.Err() == nil {
-		_ = w.conn.Publish(presenceSubject+w.Name, b)
+		p := presence{Name: w.Name, Labels: w.Labels, Queue: w.Queue}
+		if h := w.holds.Load(); h != nil {
+			p.Holds, p.Launch = h.Holds, h.Launch
+		}
+		if b, err := json.Marshal(p); err == nil {
+			_ = w.conn.Publish(presenceSubject+w.Name, b)
+		}
 		wait(ctx, presenceEvery)
 	}
 }
@@ -289,6 +296,8 @@ func (w *worker) hold(ctx context.Context, launch int) (*queue.Queue, *queue.Tas
 		w.stop()
 		return nil, nil, nil
 	}
+	w.holds.Store(&presence{Holds: q.Name, Launch: launch})
+	defer w.holds.Store(nil)
 	ctx, cancel := context.WithTimeout(ctx, holdTime)
 	defer cancel()
 	go func() {

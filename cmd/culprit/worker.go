@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/culprit-project/culprit/internal/app"
 	"github.com/culprit-project/culprit/queue"
@@ -19,11 +20,13 @@ type natsFlags struct {
 	Cert     string `name:"nats-cert" env:"NATS_CERT" type:"path" placeholder:"FILE" help:"Certificate of this client for NATS."`
 	Key      string `name:"nats-key" env:"NATS_KEY" type:"path" placeholder:"FILE" help:"Its key."`
 	Context  string `name:"nats-context" env:"NATS_CONTEXT" placeholder:"NAME" help:"Context of the nats command line tool, in place of these."`
-	Replicas int    `name:"nats-replicas" placeholder:"N" hidden:"" help:"How many servers of the cluster keep each trial (default: 1)."`
+	Replicas int    `name:"nats-replicas" placeholder:"N" help:"How many servers of the cluster keep each trial (default: 1; with 3 one may die)."`
+
+	Silence time.Duration `hidden:"" help:"After so long a silence a worker's trial goes to another."`
 }
 
 func (f *natsFlags) nats(url string) app.NATS {
-	n := app.NATS{Replicas: f.Replicas, Access: queue.Access{
+	n := app.NATS{Replicas: f.Replicas, Silence: f.Silence, Access: queue.Access{
 		URL: url, User: f.User, Password: os.Getenv("NATS_PASSWORD"), Token: os.Getenv("NATS_TOKEN"),
 		Creds: f.Creds, NKey: f.NKey, CA: f.CA, Cert: f.Cert, Key: f.Key,
 	}}

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/culprit-project/culprit/design"
 	"github.com/culprit-project/culprit/experiment"
@@ -26,8 +27,9 @@ import (
 // NATS says which cluster holds the queues, if not one within this program.
 type NATS struct {
 	queue.Access
-	Context  string // of the nats command line tool
-	Replicas int    // of what the queues hold
+	Context  string        // of the nats command line tool
+	Replicas int           // of what the queues hold
+	Silence  time.Duration // after which a worker's trial goes to another; 0 is the queue's default
 }
 
 // connect connects to the cluster.
@@ -121,7 +123,7 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		return nil, err
 	}
 	cleanup = append(cleanup, conn.Close)
-	q, err := conn.Make(ctx, name, queue.Options{Replicas: w.NATS.Replicas})
+	q, err := conn.Make(ctx, name, queue.Options{Replicas: w.NATS.Replicas, AckWait: w.NATS.Silence})
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +132,7 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		return nil, err
 	}
 	cleanup = append(cleanup, crew.Close)
+	say("Trials go to queue %s.", name)
 	hunt.Crew = crew
 	hunt.UnderWay = underWay(out.Progress, hunt.Case)
 	if server != nil {
