@@ -145,7 +145,13 @@ func connect(ctx context.Context, url, name string, logger *slog.Logger, options
 	}
 	q := &Conn{Conn: c}
 	if q.stream, err = jetstream.New(c, jetstream.WithDefaultTimeout(requestTimeout)); err == nil {
-		_, err = q.stream.AccountInfo(ctx)
+		const tries = 12 // a cluster that lost a server is without a leader for a while
+		for range tries {
+			if _, err = q.stream.AccountInfo(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) || ctx.Err() != nil {
+				break
+			}
+			logger.Info("JetStream doesn't answer yet")
+		}
 	}
 	if err != nil {
 		c.Close()

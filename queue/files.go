@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/nats-io/nats.go/jetstream"
@@ -39,9 +40,15 @@ func noSpace(err error) error {
 
 // Upload puts a directory into the queue's store, whole or not at all.
 func (q *Queue) Upload(ctx context.Context, name, dir string) error {
+	size, err := sizeOf(dir)
+	if err != nil {
+		return fmt.Errorf("upload %s: %w", name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, transferTime(size))
+	defer cancel()
 	reader, writer := io.Pipe()
 	go func() { writer.CloseWithError(pack(writer, dir)) }()
-	_, err := q.files.Put(ctx, jetstream.ObjectMeta{Name: name}, reader)
+	_, err = q.files.Put(ctx, jetstream.ObjectMeta{Name: name}, reader)
 	reader.Close() //nolint:errcheck // it is a pipe
 	if err != nil {
 		return fmt.Errorf("upload %s: %w", name, noSpace(gone(err)))
@@ -49,12 +56,42 @@ func (q *Queue) Upload(ctx context.Context, name, dir string) error {
 	return nil
 }
 
+// transferTime bounds how long so many bytes may be on their way: on a slow line,
+// or when an answer gets lost.
+func transferTime(size uint64) time.Duration {
+	const least, bytesPerSecond = 30 * time.Second, 1 << 20
+	return least + time.Duration(size/bytesPerSecond)*time.Second
+}
+
+func sizeOf(dir string) (size uint64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			size += uint64(info.Size())
+		}
+		return err
+	})
+	return size, err
+}
+
 // ErrNoFiles says that the store has nothing of that name.
 var ErrNoFiles = errors.New("the store has no such files")
 
 // Download makes dir, which must not exist, from the store.
 func (q *Queue) Download(ctx context.Context, name, dir string) error {
-	object, err := q.files.Get(ctx, name)
+	short, cancelShort := context.WithTimeout(ctx, requestTimeout)
+	defer cancelShort()
+	info, err := q.files.GetInfo(short, name)
+	var object jetstream.ObjectResult
+	if err == nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, transferTime(info.Size))
+		defer cancel()
+		object, err = q.files.Get(ctx, name)
+	}
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		err = ErrNoFiles
 	}

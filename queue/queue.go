@@ -219,6 +219,8 @@ func (q *Queue) address(ctx context.Context, name string, needs []string) error 
 	if q.consumers[name] != nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout) // one that gets lost isn't waited for longer
+	defer cancel()
 	c, err := q.tasks.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
 		Durable: name, AckPolicy: jetstream.AckExplicitPolicy, AckWait: q.ackWait, MaxAckPending: -1,
 		FilterSubject: taskSubjects + q.Name + "." + name + ".>", Metadata: map[string]string{"needs": strings.Join(needs, "\n")},
@@ -302,6 +304,8 @@ func (q *Queue) Take(ctx context.Context, labels []string, must ...string) (*Tas
 
 // fitting are the consumers that labels may take from.
 func (q *Queue) fitting(ctx context.Context, labels, must []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if time.Since(q.listed) > relist {

@@ -108,8 +108,15 @@ func (c *Crew) expected(n int) (Proposal, bool) {
 // Ask says what is to be run now, beside what runs already, and which launches
 // are needed no more, by their tickets: their servers may end.
 func (c *Crew) Ask() (tickets []Ticket, release []int) {
+	more := c.continued()
+	for _, l := range c.launches {
+		if !l.lost && !l.busy() && !more[l] {
+			l.lost = true
+			release = append(release, l.ticket)
+		}
+	}
 	w := c.walk()
-	for full := c.running() >= c.size; !full || w.n == 0 || c.unspoken(w, false); full = c.running() >= c.size {
+	for full := c.occupied() >= c.size; !full || w.n == 0 || c.idle() || c.unspoken(w, false); full = c.occupied() >= c.size {
 		p, l, at, ok := w.next()
 		if !ok {
 			break
@@ -123,7 +130,7 @@ func (c *Crew) Ask() (tickets []Ticket, release []int) {
 			l.lost = false
 			w.current, w.taken[l] = l, 1
 		}
-		if at >= len(l.runs) && !full && !l.busy() && l != &nowhere {
+		if at >= len(l.runs) && !l.busy() && l != &nowhere { // its server is there, or there is room for one
 			c.asked++
 			r := &run{Ticket: Ticket{c.asked, l.ticket, p}}
 			l.runs = append(l.runs, r)
@@ -131,14 +138,48 @@ func (c *Crew) Ask() (tickets []Ticket, release []int) {
 			tickets = append(tickets, r.Ticket)
 		}
 	}
-	for _, l := range c.launches {
-		if w.taken[l] == 0 && !l.lost && !l.busy() {
-			l.lost = true
-			release = append(release, l.ticket)
-		}
-	}
 	c.tidy()
 	return tickets, release
+}
+
+// continued are the launches with a server that waits, and of which more is
+// expected to be asked.
+func (c *Crew) continued() map[*launched]bool {
+	more := map[*launched]bool{}
+	w := c.walk()
+	open := func() bool {
+		return slices.ContainsFunc(c.launches, func(l *launched) bool {
+			// One that the search has seen goes on at once, or never.
+			return !l.lost && !l.busy() && !more[l] && (l == w.current || c.known[l.ticket] == 0)
+		})
+	}
+	for open() {
+		_, l, at, ok := w.next()
+		if !ok {
+			break
+		}
+		if l == nil {
+			w.pass()
+		} else if at >= len(l.runs) {
+			more[l] = true
+		}
+	}
+	return more
+}
+
+// occupied counts the servers that run, or are asked to.
+func (c *Crew) occupied() (n int) {
+	for _, l := range c.launches {
+		if !l.lost || l.busy() {
+			n++
+		}
+	}
+	return n
+}
+
+// idle says whether a server waits for more.
+func (c *Crew) idle() bool {
+	return slices.ContainsFunc(c.launches, func(l *launched) bool { return !l.lost && !l.busy() })
 }
 
 // walk follows what is expected, and what there is for it.
@@ -204,15 +245,6 @@ func (c *Crew) serves(r *run, p Proposal) bool {
 
 // busy says whether a run of it is under way.
 func (l *launched) busy() bool { return len(l.runs) > 0 && !l.runs[len(l.runs)-1].done }
-
-func (c *Crew) running() (n int) {
-	for _, l := range c.launches {
-		if l.busy() {
-			n++
-		}
-	}
-	return n
-}
 
 // unspoken says whether there are runs, or results, that aren't spoken for.
 func (c *Crew) unspoken(w *walk, results bool) bool {

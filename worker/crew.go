@@ -34,7 +34,8 @@ type CrewOptions struct {
 // only one that takes the queue's results.
 type Crew struct {
 	CrewOptions
-	q *queue.Queue
+	q       *queue.Queue
+	silence time.Duration
 
 	mu      sync.Mutex
 	workers map[string]presence
@@ -71,7 +72,7 @@ func NewCrew(ctx context.Context, conn *queue.Conn, q *queue.Queue, o CrewOption
 		o.Say = func(string, ...any) {}
 	}
 	c := &Crew{
-		CrewOptions: o, q: q, workers: map[string]presence{}, seen: map[string]time.Time{}, held: map[string]int{}, since: time.Now(),
+		CrewOptions: o, q: q, silence: silence, workers: map[string]presence{}, seen: map[string]time.Time{}, held: map[string]int{}, since: time.Now(),
 		open: map[int]*order{}, holders: map[int]string{}, results: make(chan received), lastSaid: time.Now(),
 	}
 	var err error
@@ -129,7 +130,7 @@ func (c *Crew) alive() []presence {
 	defer c.mu.Unlock()
 	var all []presence
 	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
-		if time.Since(c.seen[name]) < silence {
+		if time.Since(c.seen[name]) < c.silence {
 			all = append(all, c.workers[name])
 		}
 	}
@@ -144,7 +145,7 @@ func (c *Crew) dead(name string) bool {
 	if last.IsZero() {
 		last = c.since
 	}
-	return time.Since(last) > silence
+	return time.Since(last) > c.silence
 }
 
 // taskName names an order's n-th try. A second one takes the place of one that
@@ -239,7 +240,7 @@ func (c *Crew) look(ctx context.Context) error {
 		w := c.open[number]
 		if w.unsure {
 			w.holder = c.holding(w.Launch)
-			w.unsure = w.holder == "" && time.Since(w.at) < silence
+			w.unsure = w.holder == "" && time.Since(w.at) < c.silence
 		} else if w.holder == "" || !c.dead(w.holder) {
 			continue
 		} else {
@@ -299,7 +300,7 @@ func (c *Crew) holding(launch int) string {
 func (c *Crew) unhand() {
 	for _, p := range c.alive() {
 		c.mu.Lock()
-		long := c.held[p.Name] > 2
+		long := c.held[p.Name] > 2 || time.Since(c.since) < c.silence
 		c.mu.Unlock()
 		wanted := c.holders[p.Launch] == p.Name
 		for _, w := range c.open {

@@ -15,10 +15,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -444,10 +446,23 @@ func (w *worker) handOver(ctx context.Context, q *queue.Queue, task *queue.Task,
 	}
 }
 
+// ownDir are directories of runs, lest others be taken for them.
+var ownDir = regexp.MustCompile(`^hunt-[a-z0-9]+-\d{4,}(-\d+)?$`)
+
 // handOverOld hands over what an earlier start finished and couldn't.
 func (w *worker) handOverOld(ctx context.Context) {
-	files, _ := filepath.Glob(filepath.Join(w.Dir, "*", resultFile))
-	for _, path := range files {
+	dirs, _ := filepath.Glob(filepath.Join(w.Dir, "*"))
+	for _, dir := range dirs {
+		path := filepath.Join(dir, resultFile)
+		if !ownDir.MatchString(filepath.Base(dir)) {
+			continue
+		}
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			if err := os.RemoveAll(dir); err != nil { // a run that wasn't finished
+				w.Say("%s", err)
+			}
+			continue
+		}
 		var r finished
 		b, err := os.ReadFile(path)
 		if err == nil {
