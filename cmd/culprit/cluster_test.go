@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -42,7 +40,7 @@ func natsServer() {
 	flag.StringVar(&o.Listen, "listen", "", "")
 	flag.StringVar(&o.Cluster, "cluster-listen", "", "")
 	flag.StringVar(&routes, "routes", "", "")
-	flag.Int64Var(&o.MaxBytes, "max-bytes", 1<<30, "")
+	flag.Int64Var(&o.MaxBytes, "max-bytes", 150<<20, "")
 	flag.CommandLine.Parse(os.Args[1:])
 	if routes != "" {
 		o.Routes = strings.Split(routes, ",")
@@ -606,16 +604,21 @@ func (c *cluster) fill(alive func() bool) bool {
 	if err != nil {
 		c.Fatal(err)
 	}
-	stream, err := js.CreateStream(c.Context(), jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Replicas: len(c.nodes)})
-	if err != nil {
-		c.Fatal(err)
+	// The cluster may be without a leader for a moment.
+	patiently := func(what string, do func() error) {
+		c.wait(what, func() bool {
+			err := do()
+			return err == nil || strings.Contains(err.Error(), "not found")
+		})
 	}
+	patiently("a stream that fills the store", func() error {
+		_, err := js.CreateOrUpdateStream(c.Context(), jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Replicas: len(c.nodes)})
+		return err
+	})
 	load := make([]byte, 900<<10)
-	full := false
-	for !full {
+	for full := false; !full; {
 		_, err := js.Publish(c.Context(), "filler", load)
-		full = err != nil && !errors.Is(err, io.EOF)
-		if err != nil {
+		if full = err != nil && strings.Contains(err.Error(), "insufficient"); full {
 			c.Logf("the store is full: %s", err)
 		}
 	}
@@ -623,8 +626,6 @@ func (c *cluster) fill(alive func() bool) bool {
 		return slices.ContainsFunc(c.workers, func(w *process) bool { return w.says("keeps no more") })
 	}
 	c.wait("a worker that says that the store is full", func() bool { return said() || !alive() })
-	if err := js.DeleteStream(c.Context(), stream.CachedInfo().Config.Name); err != nil {
-		c.Fatal(err)
-	}
+	patiently("the store's space", func() error { return js.DeleteStream(c.Context(), "filler") })
 	return said()
 }

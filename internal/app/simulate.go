@@ -25,6 +25,8 @@ type SimulateOptions struct {
 	// Table is combinations, assumptions, launches, order, null, or all.
 	Table string
 	Row   string // only rows whose names begin so
+	// Workers adds hunts with so many servers at once, and how long they take.
+	Workers int
 }
 
 // Tables are the names of what simulate can show.
@@ -87,6 +89,7 @@ type simulation struct {
 type outcome struct {
 	hunts, wrong, abstained int
 	launches, requests      float64
+	time                    float64 // with several servers at once, in requests
 	reasons                 map[search.Reason]int
 }
 
@@ -96,6 +99,7 @@ func (o *outcome) add(other outcome) {
 	o.abstained += other.abstained
 	o.launches += other.launches
 	o.requests += other.requests
+	o.time += other.time
 	for k, v := range other.reasons {
 		if o.reasons == nil {
 			o.reasons = map[search.Reason]int{}
@@ -107,6 +111,9 @@ func (o *outcome) add(other outcome) {
 func (o outcome) String() string {
 	n := float64(o.hunts)
 	s := fmt.Sprintf("%.1f / %.0f = %.0f", o.launches/n, o.requests/n, (launchCost*o.launches+o.requests)/n)
+	if o.time > 0 {
+		s += fmt.Sprintf(", in the time of %.0f", o.time/n)
+	}
 	if o.wrong > 0 {
 		s += fmt.Sprintf(" (%.1f%% wrong)", 100*float64(o.wrong)/n)
 	}
@@ -141,7 +148,11 @@ func (s simulation) row(o SimulateOptions) [][2]string {
 	}
 	guarded := s.options
 	guarded.Steady = false
-	return append(row, [2]string{"certified", s.many(o, hunter(guarded, s.null)).String()})
+	row = append(row, [2]string{"certified", s.many(o, hunter(guarded, s.null)).String()})
+	if o.Workers > 1 {
+		row = append(row, [2]string{fmt.Sprintf("the same, %d at once", o.Workers), s.many(o, crewed(guarded, s.null, o.Workers)).String()})
+	}
+	return row
 }
 
 // many runs a method on many worlds, on all cores.
@@ -187,34 +198,55 @@ func hunter(options search.Options, null bool) func(*search.World, uint64) outco
 				panic(err)
 			}
 		}
-		f := s.Finding()
-		var sets []design.Arm
-		for _, c := range f.Causes {
-			sets = append(sets, c.Set)
-		}
-		got := outcome{hunts: 1, launches: float64(server.Launches), requests: float64(server.Requests)}
-		switch {
-		case null:
-			got.reasons = map[search.Reason]int{search.Reason(cmp.Or(string(f.Reason), string(f.Status))): 1}
-			if slices.ContainsFunc(sets, func(s design.Arm) bool { return len(s) > 0 }) {
-				got.wrong = 1
-			} else {
-				got.abstained = 1
-			}
-		case f.Status == search.Found, f.Status == search.NoneOfThese:
-			if !sameSets(sets, w.Sets()) {
-				got.wrong = 1
-			}
-		default:
-			got.abstained = 1
-			reason := f.Reason
-			if f.Status == search.NotReproduced {
-				reason = search.Reason(f.Status)
-			}
-			got.reasons = map[search.Reason]int{reason: 1}
-		}
+		got := judge(w, s.Finding(), null)
+		got.launches, got.requests = float64(server.Launches), float64(server.Requests)
 		return got
 	}
+}
+
+// crewed is the search with several servers at once.
+func crewed(options search.Options, null bool, workers int) func(*search.World, uint64) outcome {
+	return func(w *search.World, seed uint64) outcome {
+		o := options
+		o.Seed = seed
+		f, bill, err := w.Hunt(o, workers, seed)
+		if err != nil {
+			panic(err) // the worlds are ours
+		}
+		got := judge(w, f, null)
+		got.launches, got.requests, got.time = float64(bill.Launches), float64(bill.Requests), bill.Time
+		return got
+	}
+}
+
+// judge says what one hunt came to.
+func judge(w *search.World, f search.Finding, null bool) outcome {
+	var sets []design.Arm
+	for _, c := range f.Causes {
+		sets = append(sets, c.Set)
+	}
+	got := outcome{hunts: 1}
+	switch {
+	case null:
+		got.reasons = map[search.Reason]int{search.Reason(cmp.Or(string(f.Reason), string(f.Status))): 1}
+		if slices.ContainsFunc(sets, func(s design.Arm) bool { return len(s) > 0 }) {
+			got.wrong = 1
+		} else {
+			got.abstained = 1
+		}
+	case f.Status == search.Found, f.Status == search.NoneOfThese:
+		if !sameSets(sets, w.Sets()) {
+			got.wrong = 1
+		}
+	default:
+		got.abstained = 1
+		reason := f.Reason
+		if f.Status == search.NotReproduced {
+			reason = search.Reason(f.Status)
+		}
+		got.reasons = map[search.Reason]int{reason: 1}
+	}
+	return got
 }
 
 func sameSets(a, b []design.Arm) bool {
