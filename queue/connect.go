@@ -145,13 +145,7 @@ func connect(ctx context.Context, url, name string, logger *slog.Logger, options
 	}
 	q := &Conn{Conn: c}
 	if q.stream, err = jetstream.New(c, jetstream.WithDefaultTimeout(requestTimeout)); err == nil {
-		const tries = 12 // a cluster that lost a server is without a leader for a while
-		for range tries {
-			if _, err = q.stream.AccountInfo(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) || ctx.Err() != nil {
-				break
-			}
-			logger.Info("JetStream doesn't answer yet")
-		}
+		err = patiently(ctx, logger, func(ctx context.Context) error { _, err := q.stream.AccountInfo(ctx); return err })
 	}
 	if err != nil {
 		c.Close()
@@ -161,6 +155,31 @@ func connect(ctx context.Context, url, name string, logger *slog.Logger, options
 		return nil, fmt.Errorf("connect to NATS at %s: JetStream: %w", redacted(url), err)
 	}
 	return q, nil
+}
+
+// patiently asks until a cluster that lost a server, or starts, has a leader.
+func patiently(ctx context.Context, logger *slog.Logger, ask func(context.Context) error) error {
+	const tries = 12
+	for n := 1; ; n++ {
+		short, cancel := context.WithTimeout(ctx, requestTimeout)
+		err := ask(short)
+		cancel()
+		if err == nil || ctx.Err() != nil || n == tries || !passing(err) {
+			return err
+		}
+		if n == 1 && logger != nil {
+			logger.Info("JetStream doesn't answer yet", slog.Any("error", err))
+		}
+		_ = sleep(ctx, time.Second)
+	}
+}
+
+// passing says that an error goes by itself.
+func passing(err error) bool {
+	const unavailable = 503
+	api, is := errors.AsType[*jetstream.APIError](err)
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) ||
+		is && api.Code == unavailable && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabled && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabledForAccount && !full(err)
 }
 
 // redacted is a list of URLs without what is in front of the host.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,12 +31,18 @@ func noSpace(err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, says := range []string{"maximum bytes exceeded", "insufficient", "resource limits exceeded", "resource exceeded", "no space left"} {
-		if strings.Contains(err.Error(), says) {
-			return &NoSpaceError{err}
-		}
+	if full(err) {
+		return &NoSpaceError{err}
 	}
 	return err
+}
+
+// full says that an error is of storage that is full. The servers have several
+// codes for it.
+func full(err error) bool {
+	return slices.ContainsFunc([]string{"maximum bytes exceeded", "insufficient", "resource limits exceeded", "resource exceeded", "no space left"}, func(says string) bool {
+		return strings.Contains(err.Error(), says)
+	})
 }
 
 // Upload puts a directory into the queue's store, whole or not at all.

@@ -70,30 +70,33 @@ func (c *Conn) Make(ctx context.Context, name string, o Options) (*Queue, error)
 	}
 	o.AckWait, o.Replicas = cmp.Or(o.AckWait, defaultAckWait), max(o.Replicas, 1)
 	q := &Queue{Name: name, conn: c, ackWait: o.AckWait}
-	fail := func(err error) (*Queue, error) { return nil, fmt.Errorf("make queue %s: %w", name, noSpace(err)) }
+	if err := patiently(ctx, nil, func(ctx context.Context) error { return q.make(ctx, o) }); err != nil {
+		return nil, fmt.Errorf("make queue %s: %w", name, noSpace(err))
+	}
+	return q, nil
+}
+
+func (q *Queue) make(ctx context.Context, o Options) (err error) {
+	name, c := q.Name, q.conn
 	stream := func(suffix, subjects string) (jetstream.Stream, error) {
 		return c.stream.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: prefix + name + suffix, Subjects: []string{subjects + name + ".>"}, Retention: jetstream.WorkQueuePolicy,
 			Duplicates: sameTask, Replicas: o.Replicas, Metadata: map[string]string{"ack_wait": o.AckWait.String()},
 		})
 	}
-	var err error
 	if q.tasks, err = stream(tasks, taskSubjects); err != nil {
-		return fail(err)
+		return err
 	}
 	if q.results, err = stream(results, resultSubjects); err != nil {
-		return fail(err)
+		return err
 	}
 	if q.files, err = c.stream.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: prefix + name, MaxBytes: o.MaxBytes, Replicas: o.Replicas}); err != nil {
-		return fail(err)
+		return err
 	}
 	q.taken, err = q.results.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
 		Durable: "maker", AckPolicy: jetstream.AckExplicitPolicy, AckWait: o.AckWait, MaxAckPending: -1,
 	})
-	if err != nil {
-		return fail(err)
-	}
-	return q, nil
+	return err
 }
 
 // Queues lists the queues that there are.

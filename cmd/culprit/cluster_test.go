@@ -31,8 +31,8 @@ import (
 
 var wholeCluster = flag.Bool("cluster", false, "three NATS servers, six workers, and everything that can die")
 
-// natsServer is a NATS server as a process.
-func natsServer() {
+// natsNode is a NATS server as a process, of a cluster or alone.
+func natsNode() {
 	var o queue.ServerOptions
 	var routes string
 	flag.StringVar(&o.Dir, "dir", "", "")
@@ -218,7 +218,7 @@ func newCluster(t *testing.T, nodes, workers int) *cluster {
 		routes[i] = fmt.Sprintf("127.0.0.1:%s%d", own, nodes+i)
 	}
 	for i := range nodes {
-		args := []string{"natsserver", "-dir", filepath.Join(c.dir, "node", fmt.Sprint(i)), "-name", fmt.Sprint("n", i), "-listen", strings.TrimPrefix(c.urls[i], "nats://")}
+		args := []string{"natsnode", "-dir", filepath.Join(c.dir, "node", fmt.Sprint(i)), "-name", fmt.Sprint("n", i), "-listen", strings.TrimPrefix(c.urls[i], "nats://")}
 		if nodes > 1 {
 			args = append(args, "-cluster-listen", routes[i], "-routes", strings.Join(routes, ","))
 		}

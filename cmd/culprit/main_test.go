@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 		"culprit":    main,
 		"fakeserver": fakeServer,
 		"natsserver": natsServer,
+		"natsnode":   natsNode,
 	})
 }
 
