@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -209,7 +210,11 @@ func (w *worker) stats() Stats {
 // broken gives up the segment, for a while: the disk may be full only now.
 func (w *worker) broken(err error) {
 	w.Logger.Error("nothing is recorded for now; traffic goes on", slog.Any("error", err), slog.Duration("next_try", retryAfter))
-	w.count(func(s *Stats) { s.Trouble = err.Error() })
+	trouble := err.Error()
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		trouble = path.Error() // without the advice for those who can begin again
+	}
+	w.count(func(s *Stats) { s.Trouble = trouble })
 	if w.writer != nil {
 		w.writer.Close() //nolint:errcheck // its error is the one that was just reported
 		w.writer = nil

@@ -119,7 +119,7 @@ func recordLine(s record.Stats) string {
 		text += fmt.Sprintf(", %d dropped", s.Dropped)
 	}
 	if s.Trouble != "" {
-		text += " (" + term.Safe(s.Trouble) + ")"
+		text += " (for now nothing is written: " + term.Safe(s.Trouble) + ")"
 	}
 	var found strings.Builder
 	for _, class := range slices.Sorted(maps.Keys(s.Classes)) {
