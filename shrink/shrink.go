@@ -149,14 +149,24 @@ const (
 
 // Result is the smallest size that was found, and what it is worth.
 type Result struct {
-	From     Size  `json:"from"`
-	To       Size  `json:"to"`
-	Runs     int   `json:"runs"` // that it took
-	Requests int   `json:"requests"`
-	Early    bool  `json:"ended_early,omitempty"` // the runs were used up
-	Failing  Share `json:"failing_runs"`          // of the runs that it was measured on
-	Rate     Share `json:"failing_ops"`           // of their ops, each run a cluster
-	Alone    Share `json:"failing_ops_alone"`     // the same, of the conversations played alone
+	From     Size `json:"from"`
+	To       Size `json:"to"`
+	Runs     int  `json:"runs"` // that it took
+	Requests int  `json:"requests"`
+	Early    bool `json:"ended_early,omitempty"` // the runs were used up
+	Measured      // of To
+	// Smaller are sizes that were kept, by luck: when they were measured they
+	// failed too seldom.
+	Smaller []Measured `json:"smaller,omitempty"`
+}
+
+// Measured is what a size did in runs that nothing was decided by but whether
+// the size before it is measured, too.
+type Measured struct {
+	Size    Size  `json:"size"`
+	Failing Share `json:"failing_runs"`
+	Rate    Share `json:"failing_ops"`       // of their ops, each run a cluster
+	Alone   Share `json:"failing_ops_alone"` // the same, of the conversations played alone
 }
 
 // Share is a share with its 95% interval.
@@ -233,6 +243,7 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 	case !kept:
 		return r, &NotReproducedError{from, r.Runs}
 	}
+	kept := []Size{from}
 	var refused []Size // for being too small: so is what is within one of them
 	for shrunk := true; shrunk && r.Runs < o.Runs; {
 		shrunk = false
@@ -240,37 +251,56 @@ func Search(ctx context.Context, from Size, o Options) (Result, error) {
 			if r.Runs >= o.Runs || slices.ContainsFunc(refused, s.within) {
 				continue
 			}
-			kept, err := fails(s)
+			still, err := fails(s)
 			if err != nil {
 				return r, err
 			}
-			if kept {
-				r.To = s
+			if still {
+				r.To, kept = s, append(kept, s)
 			}
-			if shrunk = kept || s.ContextLines > most; shrunk {
+			if shrunk = still || s.ContextLines > most; shrunk {
 				break // other sizes are the next
 			}
 			refused = append(refused, s)
 		}
 	}
 	r.Early = r.Runs >= o.Runs
-	failed := 0
-	var clusters, alone []stats.Cluster
-	for range o.Measures {
-		out, err := try(r.To, true)
+	for back := 1; ; back++ {
+		size := kept[len(kept)-back]
+		measured, err := measure(size, o.Measures, try)
 		if err != nil {
 			return r, err
 		}
+		r.To, r.Measured = size, measured
+		if 10*measured.Failing.Failures >= 7*o.Measures || back == min(mostMeasured, len(kept)) {
+			return r, nil
+		}
+		r.Smaller = append(r.Smaller, measured)
+	}
+}
+
+// mostMeasured is how many sizes are measured until one fails in seven runs of
+// ten; what fails in nine of ten does that in 99 of 100 measurements.
+const mostMeasured = 3
+
+func measure(s Size, runs int, try func(Size, bool) (Outcome, error)) (Measured, error) {
+	m := Measured{Size: s}
+	var clusters, alone []stats.Cluster
+	for range runs {
+		out, err := try(s, true)
+		if err != nil {
+			return m, err
+		}
 		if out.Failed() {
-			failed++
+			m.Failing.Failures++
 		}
 		clusters = append(clusters, stats.Cluster{Failures: out.Failures, Trials: out.Ops})
 		alone = append(alone, stats.Cluster{Failures: out.Alone, Trials: out.AloneOps})
 	}
-	r.Failing = Share{Failures: failed, Trials: o.Measures}
-	r.Failing.Low, r.Failing.High = stats.Wilson(failed, o.Measures, 0.95)
-	r.Rate, r.Alone = share(clusters), share(alone)
-	return r, nil
+	m.Failing.Trials = runs
+	m.Failing.Low, m.Failing.High = stats.Wilson(m.Failing.Failures, runs, 0.95)
+	m.Rate, m.Alone = share(clusters), share(alone)
+	return m, nil
 }
 
 func share(runs []stats.Cluster) Share {

@@ -81,6 +81,7 @@ func TestSearch(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			back := 0
 			for seed := range uint64(20) {
 				from := incident
 				if strings.Contains(tt.name, "open loop") {
@@ -93,10 +94,17 @@ func TestSearch(t *testing.T) {
 				if got.To.Requests() > tt.most || !tt.want(got.To) || got.Early {
 					t.Errorf("seed %d: %s, %+v", seed, got.To, got)
 				}
-				if got.Failing.Trials != 100 || got.Failing.Failures < 40 {
+				if got.Size != got.To || got.Failing.Trials != 100 || got.Failing.Failures < 55 {
 					t.Errorf("seed %d: %s fails in %d of %d runs", seed, got.To, got.Failing.Failures, got.Failing.Trials)
 				}
+				for _, m := range got.Smaller {
+					if m.Failing.Failures >= 70 || m.Size.Requests() > got.To.Requests() {
+						t.Errorf("seed %d: %s fails in %d of %d runs, and isn't taken", seed, m.Size, m.Failing.Failures, m.Failing.Trials)
+					}
+				}
+				back += len(got.Smaller)
 			}
+			t.Logf("%d times the size before was taken", back)
 		})
 	}
 }
@@ -176,7 +184,7 @@ func TestAnyServer(t *testing.T) {
 		if err != nil && !errors.As(err, &e) {
 			t.Fatal(err)
 		}
-		if got.Runs != runs || got.Requests != requests || runs > 43 {
+		if got.Runs != runs || got.Requests != requests || runs > 40+3*mostMeasured {
 			t.Fatalf("%d runs, %d requests; said %+v", runs, requests, got)
 		}
 	})

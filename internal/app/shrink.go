@@ -158,6 +158,9 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 		out.Screen.Printf("  fails in     %s of the runs that it was measured on\n", share(result.Failing))
 		out.Screen.Printf("  of its ops   %s\n", share(result.Rate))
 		out.Screen.Printf("  alone        %s\n", share(result.Alone))
+		for _, m := range result.Smaller {
+			out.Screen.Printf("  fails less   %s: %s\n", m.Size, share(m.Failing))
+		}
 		out.Screen.Printf("  it took      %d runs, %d requests\n", result.Runs, result.Requests)
 	}
 	if result.Early {
