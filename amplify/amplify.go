@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/culprit-project/culprit/stats"
@@ -182,7 +183,10 @@ func Find(o Options) (Result, error) {
 		err = nil
 	}
 	for err == nil && best != nil {
-		if err = s.measure(best); best.out == "" {
+		if best.out == "" {
+			err = s.measure(best)
+		}
+		if best.out == "" {
 			break
 		}
 		best = s.next()
@@ -270,47 +274,36 @@ func (e *BudgetError) Error() string {
 	return fmt.Sprintf("amplify: to look once at each load takes %d requests and %d launches at least", e.Least.Requests, e.Least.Launches)
 }
 
+// and joins the names of the moves that made a shape.
+const and = " + "
+
 // find looks at the single moves, then at what can be added to the best.
 func (s *search) find(candidates []*tally) (*tally, error) {
 	base := candidates[0]
-	moves := map[*tally][]string{base: nil}
-	for _, t := range candidates[1:] {
-		moves[t] = []string{t.name}
-	}
 	limit := firstStage
 	best, err := s.stage(candidates, limit)
-	for err == nil && best != nil && s.rate(best) < Enough {
+	for err == nil && best != nil && best != base && s.rate(best) < Enough {
 		limit += (searching - limit) / 2
 		next := []*tally{best}
+		made := strings.Split(best.name, and)
 		for i, m := range s.Moves {
-			if slices.ContainsFunc(moves[best], func(name string) bool { return inverse(name, m.Name) || name == m.Name }) {
+			if slices.ContainsFunc(made, func(name string) bool { return name == m.Name || inverse(name, m.Name) }) {
 				continue
 			}
 			shape, ok := apply(m, best.shape, s.Fixed)
 			if !ok {
 				continue
 			}
-			name := m.Name
-			if best != base {
-				name = best.name + " + " + m.Name
-			}
-			t := s.add(name, shape, i)
-			if t.out == "" && !slices.Contains(next, t) && t != base {
+			if t := s.add(best.name+and+m.Name, shape, i); t.out == "" && t != base && !slices.Contains(next, t) {
 				next = append(next, t)
-				if moves[t] == nil {
-					moves[t] = append(slices.Clone(moves[best]), m.Name)
-				}
 			}
 		}
-		if best != base {
-			next = s.promising(next)
-		}
-		if best == base || len(next) == 1 {
-			break // the single moves were all tried
+		if len(next) == 1 {
+			break
 		}
 		was := best
-		if best, err = s.stage(next, limit); best == nil || best == was || err != nil {
-			best = cmp.Or(best, was)
+		best, err = s.stage(s.promising(next), limit)
+		if best = cmp.Or(best, was); best == was {
 			break
 		}
 	}
