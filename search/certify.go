@@ -643,7 +643,8 @@ func (h *hunt) claim(q question) (decided, error) {
 		}
 		low, high := test.Below(), test.Above()
 		switch {
-		case low >= enough:
+		case low >= enough && (len(d.launches) > 1 || len(h.options.Dispersion.CV) == 1):
+			// One clean launch may be a lucky one, whatever the others were like.
 			d.side, d.at = below, len(h.record)
 			return d, nil
 		case high >= enough:
@@ -660,7 +661,9 @@ func (h *hunt) claim(q question) (decided, error) {
 		last = evidence
 		fresh = !h.running.up
 		if len(h.options.Dispersion.CV) > 1 && !fresh {
-			if low >= high {
+			if low >= enough {
+				fresh = true
+			} else if low >= high {
 				fresh = h.elsewhere(test, batch, h.ladders.requestCost(a))
 			} else {
 				// When the launch tells less for a request than all did on

@@ -319,7 +319,12 @@ func TestSpoiltServer(t *testing.T) {
 		server := w.Serve(seed)
 		f, _ := play(t, w.Space(), Options{Seed: seed}, server.Run)
 		if diff := cmp.Diff(names(w.Sets()), found(f)); diff != "" {
-			t.Errorf("seed %d: %s (%s: %s)", seed, diff, f.Status, f.Text)
+			t.Fatalf("seed %d: %s (%s: %s)", seed, diff, f.Status, f.Text)
+		}
+		for _, e := range f.Causes[0].Without {
+			if e.Launches < 2 {
+				t.Errorf("seed %d: %s is needed by one launch alone", seed, e.Factor)
+			}
 		}
 	}
 }
