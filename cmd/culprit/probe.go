@@ -174,7 +174,7 @@ type probeCostCommand struct {
 	Python  []string `placeholder:"PYTHON" help:"What a hit costs in this interpreter (default: python3). Repeatable."`
 	Pack    string   `placeholder:"PACK" help:"What this pack costs a server instead: --pid, and a workload after --."`
 	PID     int      `name:"pid" placeholder:"PID" help:"The server; the probes go in and out of it in turns."`
-	Pairs   int      `default:"4" help:"Pairs of blocks: with the probes, and without."`
+	Pairs   int      `default:"8" help:"Pairs of blocks: with the probes, and without."`
 	Command []string `arg:"" optional:"" passthrough:"" help:"The workload, after --: its time is compared, and how often it exits with 1."`
 }
 

@@ -1,9 +1,12 @@
 package app
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math"
@@ -11,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +22,7 @@ import (
 
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/internal/term"
+	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/probe"
 	"github.com/culprit-project/culprit/stats"
 	"github.com/culprit-project/culprit/target"
@@ -642,18 +647,52 @@ type ProbeEffectOptions struct {
 
 // Effect is what a workload took with probes in the server and without.
 type Effect struct {
-	WithS    []float64 `json:"with_s"` // by block
-	WithoutS []float64 `json:"without_s"`
-	// Change is the change of the time that the workload takes, as a share.
-	Change     float64 `json:"change"`
-	ChangeLow  float64 `json:"change_low"`
-	ChangeHigh float64 `json:"change_high"`
-	// Failures are the blocks in which the command said that the server is
-	// broken (exit code 1).
-	WithFailures    int     `json:"with_failures"`
-	WithoutFailures int     `json:"without_failures"`
-	Hits            uint64  `json:"hits"`
-	CorePercent     float64 `json:"core_percent"` // of the process in which counting took most
+	With    EffectSide `json:"with"`
+	Without EffectSide `json:"without"`
+	// Wall is the change of the time that the workload takes, and CPU of the
+	// processor time that the server takes for it, which other work on the
+	// machine disturbs less.
+	Wall Change `json:"wall"`
+	CPU  Change `json:"cpu"`
+	// Rate is the change of the share of broken replies, in points of 1; nil
+	// where the workload shows no verdict.
+	Rate        *Change `json:"rate,omitempty"`
+	Hits        uint64  `json:"hits"`
+	CorePercent float64 `json:"core_percent"` // of the process in which counting took most
+}
+
+// EffectSide is what the blocks of one side came to.
+type EffectSide struct {
+	WallS  []float64 `json:"wall_s"` // by block
+	CPUS   []float64 `json:"cpu_s"`
+	Failed int       `json:"failed"` // blocks in which the command exited with 1: the server is broken
+	Broken int       `json:"broken"` // replies, where the workload shows a verdict
+	Judged int       `json:"judged"`
+}
+
+// Change is a mean over pairs with its 95% interval.
+type Change struct {
+	Mean float64 `json:"mean"`
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+}
+
+// ratios are the change of a quantity as a share of what it is without.
+func ratios(with, without []float64) Change {
+	var logs []float64
+	for i := range with {
+		if with[i] > 0 && without[i] > 0 {
+			logs = append(logs, math.Log(with[i]/without[i]))
+		}
+	}
+	mean, low, high := stats.MeanInterval(logs, 0.95)
+	return Change{math.Expm1(mean), math.Expm1(low), math.Expm1(high)}
+}
+
+// block is one run of the workload.
+type block struct {
+	wallS, cpuS            float64
+	failed, broken, judged int
 }
 
 // ProbeEffect runs a workload in blocks, with the probes in a running server
@@ -668,69 +707,94 @@ func ProbeEffect(ctx context.Context, o ProbeEffectOptions, out Output) error {
 		return usage("cost: want --pid of the server, the workload's command after --, and at least 2 pairs")
 	}
 	var e Effect
-	var changes []float64
+	var rates []float64
 	for pair := range o.Pairs {
-		var took [2]float64
+		var blocks [2]block
 		for i := range 2 {
 			with := (pair+i)%2 == 1
+			side := map[bool]*EffectSide{true: &e.With, false: &e.Without}[with]
 			out.Progress.Progress(fmt.Sprintf("pair %d of %d, %s probes", pair+1, o.Pairs, map[bool]string{true: "with", false: "without"}[with]))
-			seconds, failed, err := effectBlock(ctx, o, p, with, &e, out)
+			b, err := effectBlock(ctx, o, p, with, &e, out)
 			if err != nil {
 				return err
 			}
-			if with {
-				took[1], e.WithS = seconds, append(e.WithS, seconds)
-				e.WithFailures += failed
-			} else {
-				took[0], e.WithoutS = seconds, append(e.WithoutS, seconds)
-				e.WithoutFailures += failed
-			}
+			side.WallS, side.CPUS = append(side.WallS, b.wallS), append(side.CPUS, b.cpuS)
+			side.Failed, side.Broken, side.Judged = side.Failed+b.failed, side.Broken+b.broken, side.Judged+b.judged
+			blocks[map[bool]int{true: 1, false: 0}[with]] = b
 		}
-		changes = append(changes, math.Log(took[1]/took[0]))
+		if blocks[0].judged > 0 && blocks[1].judged > 0 {
+			rates = append(rates, float64(blocks[1].broken)/float64(blocks[1].judged)-float64(blocks[0].broken)/float64(blocks[0].judged))
+		}
 	}
-	mean, low, high := stats.MeanInterval(changes, 0.95)
-	e.Change, e.ChangeLow, e.ChangeHigh = math.Expm1(mean), math.Expm1(low), math.Expm1(high)
+	e.Wall, e.CPU = ratios(e.With.WallS, e.Without.WallS), ratios(e.With.CPUS, e.Without.CPUS)
+	if len(rates) == o.Pairs {
+		mean, low, high := stats.MeanInterval(rates, 0.95)
+		e.Rate = &Change{mean, low, high}
+	}
 	if out.Screen == nil {
 		return writeJSON(out.JSON, e)
 	}
-	s := out.Screen
-	s.Printf("%d blocks with %s, %d without, in turns\n", len(e.WithS), p.Name, len(e.WithoutS))
-	s.Printf("  the workload took %+.1f%% (95%%: %+.1f%% to %+.1f%%) with the probes in\n", 100*e.Change, 100*e.ChangeLow, 100*e.ChangeHigh)
-	s.Printf("  %d hits; counting took at most %.2g%% of a core of a process\n", e.Hits, e.CorePercent)
-	s.Printf("  broken: %d of %d blocks with, %d of %d without\n", e.WithFailures, len(e.WithS), e.WithoutFailures, len(e.WithoutS))
+	showEffect(out.Screen, p.Name, &e)
 	return nil
 }
 
+func showEffect(s *term.Screen, pack string, e *Effect) {
+	share := func(what string, c Change) {
+		s.Printf("  %s: %+.1f%% (95%%: %+.1f%% to %+.1f%%) with the probes in\n", what, 100*c.Mean, 100*c.Low, 100*c.High)
+	}
+	s.Printf("%d blocks with %s, %d without, in turns\n", len(e.With.WallS), term.Safe(pack), len(e.Without.WallS))
+	share("the workload's time", e.Wall)
+	if slices.Max(e.Without.CPUS) > 0 {
+		share("the server's processor time", e.CPU)
+	}
+	if r := e.Rate; r != nil {
+		s.Printf("  broken replies: %d of %d with, %d of %d without\n", e.With.Broken, e.With.Judged, e.Without.Broken, e.Without.Judged)
+		s.Printf("  observer effect on the rate: %+.1f points (%+.1f to %+.1f); more than %.1f is excluded\n",
+			100*r.Mean, 100*r.Low, 100*r.High, 100*max(math.Abs(r.Low), math.Abs(r.High)))
+	}
+	s.Printf("  blocks that failed: %d of %d with, %d of %d without\n", e.With.Failed, len(e.With.WallS), e.Without.Failed, len(e.Without.WallS))
+	s.Printf("  %d hits; counting took at most %.2g%% of a core of a process\n", e.Hits, e.CorePercent)
+}
+
 // effectBlock runs the workload once.
-func effectBlock(ctx context.Context, o ProbeEffectOptions, p *probe.Pack, with bool, e *Effect, out Output) (seconds float64, failed int, err error) {
+func effectBlock(ctx context.Context, o ProbeEffectOptions, p *probe.Pack, with bool, e *Effect, out Output) (b block, err error) {
 	var before *probe.Reading
 	if with {
-		dir, err := attach(ctx, o.PID, p, "", true, Output{Progress: out.Progress})
+		if len(e.With.WallS) > 0 {
+			out.Progress = term.NewScreen(io.Discard) // what the first attach said
+		}
+		dir, err := attach(ctx, o.PID, p, "", true, out)
 		if err != nil {
-			return 0, 0, err
+			return b, err
 		}
 		defer func() { err = errors.Join(err, probe.Remove(dir)) }()
 		if before, err = probe.Read(dir); err != nil {
-			return 0, 0, err
+			return b, err
 		}
 	}
+	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
-	began := time.Now()
-	output, err := cmd.CombinedOutput()
-	seconds = time.Since(began).Seconds()
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	began, used := time.Now(), serverCPU(o.PID)
+	err = cmd.Run()
+	b.wallS, b.cpuS = time.Since(began).Seconds(), serverCPU(o.PID)-used
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil:
 	case exited && exit.ExitCode() == 1:
-		failed = 1
+		b.failed = 1
 	case exited && exit.ExitCode() == 125: // it couldn't tell, and took its time all the same
 	default:
-		return 0, 0, &NoVerdictError{fmt.Errorf("cost: the workload failed: %w: %s", err, lastLine(output))}
+		return b, &NoVerdictError{fmt.Errorf("cost: the workload failed: %w: %s", err, lastLine(append(stdout.Bytes(), stderr.Bytes()...)))}
+	}
+	var v oracle.Verdict // of culprit run --format json
+	if json.Unmarshal(stdout.Bytes(), &v) == nil {
+		b.broken, b.judged = v.Broken.Main.Failures, v.Broken.Main.Trials
 	}
 	if with {
 		after, err := probe.Read(before.Dir)
 		if err != nil {
-			return 0, 0, err
+			return b, err
 		}
 		for _, r := range probe.Results(before, after) {
 			e.Hits += r.Counts.Hits
@@ -739,10 +803,32 @@ func effectBlock(ctx context.Context, o ProbeEffectOptions, p *probe.Pack, with 
 			e.CorePercent = max(e.CorePercent, l.CorePercent)
 		}
 		if _, err := probe.DetachAll(ctx, after); err != nil {
-			return 0, 0, &NoVerdictError{err}
+			return b, &NoVerdictError{err}
 		}
 	}
-	return seconds, failed, nil
+	return b, nil
+}
+
+// serverCPU is the processor time in seconds that a process and those that it
+// started have used, as far as /proc tells.
+func serverCPU(pid int) float64 {
+	const ticksPerS = 100 // USER_HZ, on every Linux that Go runs on
+	sum := 0.0
+	for _, p := range append([]int{pid}, target.Descendants(pid)...) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p))
+		if err != nil {
+			continue
+		}
+		fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+		const user, system = 11, 12 // fields 14 and 15 of proc(5)
+		for _, i := range []int{user, system} {
+			if i < len(fields) {
+				n, _ := strconv.ParseFloat(string(fields[i]), 64)
+				sum += n / ticksPerS
+			}
+		}
+	}
+	return sum
 }
 
 func lastLine(b []byte) string {
