@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -857,4 +858,90 @@ func TestRealCompilers(t *testing.T) {
 		}
 	}
 	t.Logf("%s", r.Processes[0].Python)
+}
+
+// Root attaches to other users' processes, and to those in containers: with
+// other numbers, another /dev/shm, and no sight of our files.
+func TestAttachForeign(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root attaches to others' processes")
+	}
+	p, err := ParsePack("test.yaml", []byte(packHead+"  - {id: inner, file: foreign.py, function: f}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := t.TempDir()
+	for d := code; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const text = "import time\ndef f(): time.sleep(0.001)\nprint('ready', flush=True)\nwhile True: f()\n"
+	if err := os.WriteFile(filepath.Join(code, "foreign.py"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, python string) {
+		for _, tt := range []struct {
+			name    string
+			command []string
+		}{
+			{"another user", []string{"setpriv", "--reuid=65534", "--clear-groups", python, "foreign.py"}},
+			{"a container", []string{"unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", `mount -t tmpfs none /dev/shm && exec "$0" foreign.py`, python}},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				cmd := exec.Command(tt.command[0], tt.command[1:]...)
+				cmd.Dir = code
+				out, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := cmd.Start(); err != nil {
+					t.Skip(err)
+				}
+				t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+				if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+					t.Skipf("%s: it doesn't start here: %v", tt.name, err)
+				}
+				pid := cmd.Process.Pid
+				if children := childrenOf(pid); len(children) == 1 {
+					pid = children[0]
+					t.Cleanup(func() {
+						if p, err := os.FindProcess(pid); err == nil {
+							p.Kill()
+						}
+					})
+				}
+				dir, err := NewDirFor(pid, p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer os.RemoveAll(dir)
+				if err := Attach(t.Context(), dir, pid); err != nil {
+					if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+						t.Skip(err)
+					}
+					t.Fatal(err)
+				}
+				waitFor(t, func() bool { return Results(nil, read(t, dir))[0].Counts.Hits > 10 })
+				r := read(t, dir)
+				if len(r.Processes) != 1 || r.Processes[0].PID != pid || !r.Processes[0].Alive {
+					t.Errorf("got %+v, want PID %d, alive", r.Processes, pid)
+				}
+				if n, err := DetachAll(t.Context(), r); n != 1 || err != nil {
+					t.Errorf("detached from %d: %v", n, err)
+				}
+				if tt.name == "another user" {
+					return
+				}
+				hidden, err := NewDir("", p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer os.RemoveAll(hidden)
+				if refused, ok := errors.AsType[*RefusedError](Attach(t.Context(), hidden, pid)); !ok || refused.Code != "E_CONTAINER" {
+					t.Errorf("a directory that it doesn't see: %v", refused)
+				}
+			})
+		}
+	})
 }

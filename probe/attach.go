@@ -25,8 +25,16 @@ func Attach(ctx context.Context, dir string, pid int) error {
 	if ticks == 0 {
 		return &RefusedError{"E_PROC_GONE", fmt.Sprintf("there is no process %d", pid)}
 	}
-	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", pid, ticks))
-	refused := filepath.Join(dir, fmt.Sprintf("%d.refused.json", pid))
+	place, err := seenFrom(pid, dir)
+	if err != nil {
+		return err
+	}
+	if err := give(pid, dir); err != nil {
+		return err
+	}
+	own := innerPID(pid)
+	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", own, ticks))
+	refused := filepath.Join(dir, fmt.Sprintf("%d.refused.json", own))
 	if c, err := readCounters(counters); err == nil && c.State == Armed {
 		p, err := readPackFile(dir)
 		if err != nil {
@@ -39,8 +47,7 @@ func Attach(ctx context.Context, dir string, pid int) error {
 			return fmt.Errorf("attach: %w", err)
 		}
 	}
-	script := filepath.Join(dir, fmt.Sprintf("attach-%d.py", pid))
-	if err := inject(ctx, pid, script, attachScript(dir)); err != nil {
+	if err := inject(ctx, pid, dir, place, fmt.Sprintf("attach-%d.py", pid), attachScript(place)); err != nil {
 		return err
 	}
 	return await(ctx, pid, func() (bool, error) {
@@ -66,13 +73,16 @@ func Detach(ctx context.Context, dir string, pid int) error {
 	if ticks == 0 {
 		return nil
 	}
-	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", pid, ticks))
+	counters := filepath.Join(dir, fmt.Sprintf("%d-%d.ctr", innerPID(pid), ticks))
 	c, err := readCounters(counters)
 	if err != nil || c.State != Armed {
 		return nil
 	}
-	script := filepath.Join(dir, fmt.Sprintf("detach-%d.py", pid))
-	if err := inject(ctx, pid, script, detachScript(dir)); err != nil {
+	place, err := seenFrom(pid, dir)
+	if err != nil {
+		return err
+	}
+	if err := inject(ctx, pid, dir, place, fmt.Sprintf("detach-%d.py", pid), detachScript(place)); err != nil {
 		return err
 	}
 	return await(ctx, pid, func() (bool, error) {
@@ -115,10 +125,13 @@ func agentRefusal(b []byte) error {
 
 // inject has a process's main thread run a script soon. Python 3.14 has a way
 // for that, [remoteExec], if it isn't switched off; else see [queueCall].
-func inject(ctx context.Context, pid int, script, text string) error {
-	if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
+//
+// The script is in dir, which the process knows as place.
+func inject(ctx context.Context, pid int, dir, place, name, text string) error {
+	if err := writeNew(filepath.Join(dir, name), []byte(text)); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
+	script := filepath.Join(place, name)
 	python, err := interpreterOf(pid)
 	if err != nil {
 		return err

@@ -114,6 +114,7 @@ type Process struct {
 	Notes      []string `json:"notes,omitempty"`
 
 	armedAt time.Duration
+	name    string // of its files
 }
 
 // Placed is one probe in one process.
@@ -267,9 +268,10 @@ type agentReport struct {
 // process puts a process's counters and its agent's words together. The
 // counters alone are enough: after a crash there may be nothing else.
 func (r *Reading) process(file string, c *counters) Process {
+	pid := outerPID(c.PID, c.StartTicks, c.Namespace)
 	p := Process{
-		PID: c.PID, Parent: c.Parent, StartTicks: c.StartTicks, State: c.State.String(), armedAt: c.ArmedAt,
-		Alive:    startTicks(c.PID) == c.StartTicks,
+		PID: pid, name: strings.TrimSuffix(filepath.Base(file), ".ctr"), Parent: c.Parent, StartTicks: c.StartTicks, State: c.State.String(), armedAt: c.ArmedAt,
+		Alive:    startTicks(pid) == c.StartTicks,
 		SelfTest: c.TestWant > 0 && c.TestWant == c.TestGot,
 		NSPerHit: c.NSPerHit,
 		Probes:   make([]Placed, len(r.Pack.Probes)),

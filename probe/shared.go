@@ -51,7 +51,7 @@ func (r *Reading) Shared() []string {
 		}
 		for i := range r.Processes {
 			p := &r.Processes[i]
-			if p.PID != pid && p.Alive && bytes.Contains(maps, []byte(filepath.Join(dir, p.key()+".ctr"))) && !r.has(pid) {
+			if p.PID != pid && p.Alive && bytes.Contains(maps, []byte(filepath.Join(dir, p.name+".ctr"))) && !r.has(pid) {
 				found = append(found, fmt.Sprintf("PID %d shares the counter file of PID %d (forked by native code). Counts of both are not summed.", pid, p.PID))
 			}
 		}

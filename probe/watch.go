@@ -94,7 +94,7 @@ func (r *Reading) ended(before *Reading, told map[string]bool, since time.Time) 
 			continue
 		}
 		told[p.key()] = true
-		gone = append(gone, fmt.Sprintf("PID %d exited after %s of watching. Last counts kept in %s.", p.PID, time.Since(since).Round(100*time.Millisecond), filepath.Join(r.Dir, p.key()+".ctr")))
+		gone = append(gone, fmt.Sprintf("PID %d exited after %s of watching. Last counts kept in %s.", p.PID, time.Since(since).Round(100*time.Millisecond), filepath.Join(r.Dir, p.name+".ctr")))
 	}
 	return gone
 }
@@ -116,7 +116,7 @@ func overBudget(before, after *Reading, watched time.Duration) string {
 // Processes that start later, or that a queued attach reaches later, take no
 // probes from this directory any more.
 func DetachAll(ctx context.Context, r *Reading) (int, error) {
-	if err := os.WriteFile(filepath.Join(r.Dir, closedFile), nil, 0o600); err != nil {
+	if err := writeNew(filepath.Join(r.Dir, closedFile), nil); err != nil {
 		return 0, fmt.Errorf("detach: %w", err)
 	}
 	n := 0

@@ -248,7 +248,15 @@ func ProbeAttach(ctx context.Context, pid int, pack, dir string, tree bool, out 
 }
 
 func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, out Output) (string, error) {
-	dir, err := probe.NewDir(dir, p)
+	var err error
+	if dir == "" {
+		dir, err = probe.NewDirFor(pid, p)
+	} else {
+		dir, err = probe.NewDir(dir, p)
+	}
+	if refused, ok := errors.AsType[*probe.RefusedError](err); ok {
+		return "", &NoVerdictError{fmt.Errorf("attach to %d: %w", pid, refused)}
+	}
 	if err != nil {
 		return "", &UsageError{err}
 	}
