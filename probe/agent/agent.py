@@ -1447,8 +1447,9 @@ def note(directory, e):
         code = getattr(e, "code", None)
         code = code if isinstance(code, str) else "E_AGENT"
         path = os.path.join(directory, f"{os.getpid()}.refused.json")
-        with open(path, "w", encoding="utf-8") as f:
+        with open(path + ".tmp", "w", encoding="utf-8") as f:
             json.dump({"pid": os.getpid(), "code": code, "message": f"{e}" if code != "E_AGENT" else f"{type(e).__name__}: {e}"}, f)
+        os.replace(path + ".tmp", path)  # whoever waits for it reads it whole
     except Exception:
         pass
 
