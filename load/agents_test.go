@@ -55,11 +55,11 @@ func playAgent(what string) {
 	fmt.Println(result.Chunks, (cpuTime() - cpu).Microseconds(), slices.Max(t.late), result.Ops.Total()-result.Ops.OK)
 }
 
-// BenchmarkAgents adds agents, each a process with one core and 400 streams of
-// 50 chunks a second, for some fifteen seconds: do more of them do more, at the
-// same cost? docs/scale.md has the figures.
+// BenchmarkAgents adds agents, each a process with one core and so many streams
+// of 50 chunks a second (-args -streams), for some fifteen seconds: do more of
+// them do more, at the same cost? docs/scale.md has the figures.
 func BenchmarkAgents(b *testing.B) {
-	const streams = 400
+	streams := *agentStreams
 	for _, agents := range []int{1, 2, 4} {
 		b.Run(strconv.Itoa(agents), func(b *testing.B) {
 			url := startServer(b)

@@ -15,6 +15,8 @@ var serve = flag.Bool("serve", false, "be the server of the benchmarks, until st
 // agent makes the test binary one of BenchmarkAgents.
 var agent = flag.String("agent", "", "be one of a benchmark's agents: URL SHARD SHARDS STREAMS")
 
+var agentStreams = flag.Int("streams", 400, "streams of each of BenchmarkAgents' agents")
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if *serve {
