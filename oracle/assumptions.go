@@ -286,7 +286,7 @@ func (j *judgement) beganTogether() (Assumption, bool) {
 	}
 	return Assumption{
 		Name: thatTogether, Otherwise: Inconclusive,
-		Holds: within <= lateLimit,
+		Holds: within <= togetherLimit,
 		Found: fmt.Sprintf("%d shards began within %s of each other", len(j.header.Shards), term.Duration(within)),
 		Hint:  "look at the network between the shards and the one who tells them to begin",
 	}, true

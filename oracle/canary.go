@@ -22,7 +22,7 @@ var Canary = Oracle{
 	New:     newCanaryObserver,
 }
 
-// maxCanarySessions is as many as a workload has. Each takes some 150 bytes.
+// maxCanarySessions is as many as a workload has. Each takes some 100 bytes.
 const maxCanarySessions = 1 << 20
 
 type canaryObserver struct {

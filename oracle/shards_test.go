@@ -114,8 +114,8 @@ func TestShardsOnTime(t *testing.T) {
 }
 
 func TestShardsBeganApart(t *testing.T) {
-	j := newJudgement(history.Header{Shards: []history.Shard{{}, {WithinUS: 900_000}}}, nil)
-	if a, ok := j.beganTogether(); !ok || a.Holds || !strings.Contains(a.Found, "900 ms") {
+	j := newJudgement(history.Header{Shards: []history.Shard{{}, {WithinUS: 1_900_000}}}, nil)
+	if a, ok := j.beganTogether(); !ok || a.Holds || !strings.Contains(a.Found, "1.9 s") {
 		t.Errorf("got %+v", a)
 	}
 }

@@ -175,6 +175,9 @@ const (
 	// standstill of the client for so long (a suspended machine, a stopped
 	// process) can't be told from a server that stalls.
 	standstill = 5 * time.Second
+	// togetherLimit is how far apart shards may have begun: what is judged by
+	// times across sessions takes several seconds.
+	togetherLimit = time.Second
 	// coldTokens is how many tokens of a prompt aren't cached, at least, when
 	// it wasn't sent before: its canary and its question are more. Of one that
 	// was, what is less than a page isn't cached either, at most 16 tokens in
