@@ -531,7 +531,8 @@ func (h *hunt) run(ctx context.Context, number int, dir string, arm *Rendered, t
 	if o := t.Observation; o.Failures > 0 && o.Failures == v.Broken.Main.Failures {
 		o.FirstFailure = min(first, o.Requests) // every failed op counts
 	}
-	if h.wedge = h.wedge || number == 1 && stopped(v) && t.Observation.Failures == 0; h.wedge {
+	// One that died isn't there to be stuck: it is launched again.
+	if h.wedge = h.wedge || number == 1 && stopped(v) && t.Observation.Failures == 0 && !died; h.wedge {
 		t.Wedge = true
 		stuck(v, t.Observation)
 	}
