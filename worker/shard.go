@@ -386,6 +386,16 @@ func playShard(ctx context.Context, conn *queue.Conn, q *queue.Queue, task *queu
 	return err
 }
 
+// removeShards removes what a worker that was killed has left of shards in its
+// directory: their runs are over, and judged without it.
+func removeShards(dir string, say func(format string, args ...any)) {
+	left, _ := filepath.Glob(filepath.Join(dir, "*-"+shardTask+"*")) // the pattern is right
+	for _, path := range left {
+		say("removes %s, which is of an earlier start", path)
+		os.RemoveAll(path) //nolint:errcheck // it only takes space
+	}
+}
+
 // watchedLink notes that the run is gone.
 type watchedLink struct {
 	experiment.ShardLink

@@ -255,3 +255,17 @@ func TestShardRunGone(t *testing.T) {
 		t.Errorf("its folder is left: %v", err)
 	}
 }
+
+func TestRemoveShards(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"load-abc-shard-3", "hunt-abc-0007"} {
+		if err := os.MkdirAll(filepath.Join(dir, name, "logs"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeShards(dir, t.Logf)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 || left[0].Name() != "hunt-abc-0007" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

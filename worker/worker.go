@@ -142,6 +142,7 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 	defer stop()
 	go w.present(ctx)
 	defer w.stop()
+	removeShards(w.Dir, w.Say)
 	w.handOverOld(ctx)
 	said := ""
 	for ctx.Err() == nil {
