@@ -241,7 +241,7 @@ func fakeServer() {
 	flag.StringVar(&f.fault, "fault", "", "")
 	flag.Int64Var(&f.every, "every", 4, "the fault hits each so many requests")
 	flag.Int64Var(&f.weak, "weak", 0, "each so many replies has a wrong argument, whatever the settings and the load")
-	flag.Int64Var(&f.above, "above", 0, "the fault hits a tenth as often while no more requests than that are open")
+	flag.Int64Var(&f.above, "above", 0, "the fault hits a thirtieth as often while no more requests than that are open")
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
 	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
@@ -410,7 +410,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 	}
 	every := f.every
 	if running <= f.above {
-		every *= 10
+		every *= 30
 	}
 	if f.fault != "" && n%every == 0 && (running > 1 || f.always) {
 		switch f.fault {
