@@ -945,3 +945,71 @@ func TestAttachForeign(t *testing.T) {
 		}
 	})
 }
+
+// A server that sleeps in its event loop is woken by a connection that carries
+// nothing.
+func TestAttachIdle(t *testing.T) {
+	const script = `
+import asyncio, served
+async def main():
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    print('"ready"', flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+`
+	each(t, func(t *testing.T, python string) {
+		pid := running(t, python, script)
+		dir := dirFor(t, "  - {id: inner, file: served.py, function: Pool.static}\n")
+		if err := Attach(t.Context(), dir, pid); err != nil {
+			if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+				t.Skip(err)
+			}
+			t.Fatal(err)
+		}
+		if n, err := DetachAll(t.Context(), read(t, dir)); n != 1 || err != nil {
+			t.Errorf("detached from %d: %v", n, err)
+		}
+	})
+}
+
+// The main file of a process that has just been started hasn't come to its
+// functions: they are waited for.
+func TestAttachWhileStarting(t *testing.T) {
+	const text = `import time
+print('"ready"', flush=True)
+while "_culprit_state" not in __import__("sys").modules: time.sleep(0.001)
+time.sleep(0.1)
+def f(): time.sleep(0.001)
+while True: f()
+`
+	each(t, func(t *testing.T, python string) {
+		file := filepath.Join(t.TempDir(), "starting.py")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pid := running(t, python, `import os, sys; os.execv(sys.executable, [sys.executable, "`+file+`"])`)
+		dir := dirFor(t, "  - {id: inner, file: starting.py, function: f}\n")
+		if err := Attach(t.Context(), dir, pid); err != nil {
+			if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+				t.Skip(err)
+			}
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return Results(nil, read(t, dir))[0].Counts.Hits > 10 })
+	})
+}
+
+func TestTCPAddress(t *testing.T) {
+	for text, want := range map[string]string{
+		"0100007F:1F90":                         "127.0.0.1:8080",
+		"00000000:1F90":                         "127.0.0.1:8080",
+		"00000000000000000000000000000000:0050": "[::1]:80",
+		"00000000000000000000000001000000:0050": "[::1]:80",
+		"":                                      "",
+		"01:zz":                                 "",
+	} {
+		if got := tcpAddress(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

@@ -17,6 +17,10 @@ import (
 // runs a queued call: its main thread must run Python code.
 const replyTimeout = 10 * time.Second
 
+// knockAfter is how long a process that sleeps is left alone, each time: see
+// [knock]. Of several workers that listen on one port, it wakes any.
+const knockAfter = 300 * time.Millisecond
+
 // Attach puts a directory's probes into a running process, which must be no
 // child of this one: Go's own waiting for a child would see it stop. It returns
 // when the agent has answered there.
@@ -184,9 +188,14 @@ func await(ctx context.Context, pid int, answered func() (bool, error)) error {
 	defer cancel()
 	poll := time.NewTicker(20 * time.Millisecond)
 	defer poll.Stop()
+	began, knocks := time.Now(), 0
 	for {
 		if done, err := answered(); done || err != nil {
 			return err
+		}
+		if time.Since(began) > knockAfter*time.Duration(knocks+1) {
+			knocks++
+			knock(ctx, pid)
 		}
 		if startTicks(pid) == 0 {
 			return &RefusedError{"E_PROC_GONE", fmt.Sprintf("PID %d exited while it was being attached to or detached from.", pid)}

@@ -52,6 +52,7 @@ VALID = 1  # in a slot's flags, stored last
 TEST_HITS, TEST_MATCHES = 640, 630
 MAX_LABEL_CHARS = 256
 MAX_ERRORS = 100  # of a probe's expressions: then it is no longer used
+MAIN_WAIT_S = 60  # for the file that runs as __main__ to come to its functions
 MAX_KINDS = 8  # of values that are no label, told apart by their type
 
 
@@ -966,6 +967,7 @@ class Agent:
             os.register_at_fork(after_in_child=self.after_fork)
             self.forks = True
         self.state = ARMED
+        late = mode == LAUNCHED
         for file in dict.fromkeys(p["file"] for p in self.probes):
             modules = loaded(file)
             files = {m.__file__ for m in modules}
@@ -977,13 +979,16 @@ class Agent:
                 self.refuse(file, Refusal("E_NOT_IMPORTED", f"PID {os.getpid()} is importing {file} just now. Detach, and attach again when it has started."))
                 continue
             for m in modules:
-                self.arm(file, m)
+                if m.__name__ == "__main__" and self.missing(file, m):
+                    late = True  # it is being run just now, and hasn't come to them
+                else:
+                    self.arm(file, m)
         self.finder = Finder(self)
         sys.meta_path.insert(0, self.finder)
         if Dynamo.MODULE in sys.modules:
             self.watch_dynamo(sys.modules[Dynamo.MODULE])
         self.publish(ARMED)
-        if mode == LAUNCHED:
+        if late:
             self.wait_for_main()
 
     def _begin_run(self, directory, pack, mode):
@@ -1316,6 +1321,9 @@ class Agent:
 
     # --- the file that runs as __main__
 
+    def missing(self, file, module):
+        return any(attribute(module, p["function"].split(".<locals>.")[0]) is None for p in self.probes if p["file"] == file)
+
     def wait_for_main(self):
         """The main module isn't imported, so no hook tells when it has run: a
         thread looks for its functions until they are there, then ends."""
@@ -1325,15 +1333,14 @@ class Agent:
             return
 
         def look():
-            until = time.monotonic() + 60
+            until = time.monotonic() + MAIN_WAIT_S
             while files and time.monotonic() < until and self.state == ARMED:
                 time.sleep(0.02)
                 main = sys.modules.get("__main__")
                 for f in list(files):
                     if not same_file(getattr(main, "__file__", None), f):
                         continue
-                    probes = [p for p in self.probes if p["file"] == f]
-                    if all(attribute(main, p["function"].split(".<locals>.")[0]) is not None for p in probes):
+                    if not self.missing(f, main) or time.monotonic() > until - 1:
                         self.arm(f, main)
                         self.publish(ARMED)
                         files.remove(f)
