@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -417,8 +418,8 @@ func (t *Task) Hold(ctx context.Context) {
 	}
 }
 
-// Finish keeps the task's result, and then takes the task off the queue. again
-// says that another worker's result was there before.
+// Finish keeps the task's result, and then takes the task off the queue; it may
+// be tried again. again says that another result is there.
 func (t *Task) Finish(ctx context.Context, body []byte) (again bool, err error) {
 	if again, err = t.queue.deliver(ctx, t.ID, t.seq, body); err != nil {
 		return false, err
@@ -433,13 +434,26 @@ func (q *Queue) Deliver(ctx context.Context, id string, body []byte) (again bool
 }
 
 func (q *Queue) deliver(ctx context.Context, id string, place uint64, body []byte) (again bool, err error) {
+	subject := resultSubjects + q.Name + "." + token(id)
 	ack, err := q.conn.stream.PublishMsg(ctx, &nats.Msg{
-		Subject: resultSubjects + q.Name + "." + token(id), Data: body, Header: nats.Header{taskHeader: {fmt.Sprint(place)}},
+		Subject: subject, Data: body, Header: nats.Header{taskHeader: {fmt.Sprint(place)}},
 	}, jetstream.WithMsgID(id))
 	if err != nil {
 		return false, fmt.Errorf("finish task %s: %w", id, noSpace(gone(err)))
 	}
-	return ack.Duplicate, nil
+	if !ack.Duplicate {
+		return false, nil
+	}
+	// It may be this very one, whose acknowledgement got lost; one that was taken
+	// already too.
+	kept, err := q.results.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("finish task %s: %w", id, gone(err))
+	}
+	return !bytes.Equal(kept.Data, body), nil
 }
 
 // taskHeader says of a result where in the stream its task is.

@@ -144,6 +144,9 @@ func TestSilentWorker(t *testing.T) {
 	if !finish(t, first, "first") {
 		t.Error("a second result passes for the first")
 	}
+	if finish(t, second, "second") {
+		t.Error("a result whose acknowledgement got lost passes for another's")
+	}
 	r := nextResult(t, maker)
 	if string(r.Body) != "second" {
 		t.Errorf("the result is %q", r.Body)
