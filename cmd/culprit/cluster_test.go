@@ -40,7 +40,7 @@ func natsNode() {
 	flag.StringVar(&o.Listen, "listen", "", "")
 	flag.StringVar(&o.Cluster, "cluster-listen", "", "")
 	flag.StringVar(&routes, "routes", "", "")
-	flag.Int64Var(&o.MaxBytes, "max-bytes", 150<<20, "")
+	flag.Int64Var(&o.MaxBytes, "max-bytes", 1<<30, "")
 	flag.CommandLine.Parse(os.Args[1:])
 	if routes != "" {
 		o.Routes = strings.Split(routes, ",")
@@ -333,7 +333,7 @@ func (c *cluster) hunt(name string) *clusterHunt {
 		c.Fatal(err)
 	}
 	return &clusterHunt{process: start(c.T, filepath.Join(c.dir, name+".log"),
-		"culprit", "hunt", "--nats", strings.Join(c.urls, ","), "--nats-replicas", fmt.Sprint(len(c.nodes)), "--silence", "3s", dir), dir: dir}
+		"culprit", "hunt", "--nats", strings.Join(c.urls, ","), "--nats-replicas", fmt.Sprint(len(c.nodes)), "--nats-max-bytes", "50000", "--silence", "3s", dir), dir: dir}
 }
 
 func (h *clusterHunt) trials() int {
@@ -592,40 +592,25 @@ func TestCluster(t *testing.T) {
 		h.start(t)
 		return true
 	})
-	during("the store is full", func() bool { return c.fill(running) })
+	during("the store is full", func() bool { return c.fill(h) })
 	c.wait("the last hunt's end", func() bool { return !h.running() })
 	c.check(h)
 	t.Logf("%d hunts", hunts)
 }
 
-// fill takes all of the cluster's space until a worker says that it can't upload.
-func (c *cluster) fill(alive func() bool) bool {
-	js, err := jetstream.New(c.conn)
-	if err != nil {
-		c.Fatal(err)
-	}
-	// The cluster may be without a leader for a moment.
-	patiently := func(what string, do func() error) {
-		c.wait(what, func() bool {
-			err := do()
-			return err == nil || strings.Contains(err.Error(), "not found")
-		})
-	}
-	patiently("a stream that fills the store", func() error {
-		_, err := js.CreateOrUpdateStream(c.Context(), jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}, Replicas: len(c.nodes)})
-		return err
-	})
-	load := make([]byte, 900<<10)
-	for full := false; !full; {
-		_, err := js.Publish(c.Context(), "filler", load)
-		if full = err != nil && strings.Contains(err.Error(), "insufficient"); full {
-			c.Logf("the store is full: %s", err)
-		}
-	}
+// fill stops the coordinator until a worker says that it can't upload.
+func (c *cluster) fill(h *clusterHunt) bool {
 	said := func() bool {
 		return slices.ContainsFunc(c.workers, func(w *process) bool { return w.says("keeps no more") })
 	}
-	c.wait("a worker that says that the store is full", func() bool { return said() || !alive() })
-	patiently("the store's space", func() error { return js.DeleteStream(c.Context(), "filler") })
+	if said() {
+		return true
+	}
+	_ = h.cmd.Process.Signal(syscall.SIGSTOP)
+	deadline := time.Now().Add(20 * time.Second)
+	for !said() && time.Now().Before(deadline) {
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = h.cmd.Process.Signal(syscall.SIGCONT)
 	return said()
 }

@@ -48,7 +48,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Workers: app.Workers{Count: c.Workers, NATS: c.hunters()},
 		Launcher: launcher, Tool: version(),
 		Sweep: c.sweep(c.BaseURL),
-		Load:  c.trafficFlags.options(),
+		Load:  c.options(),
 	}, c.output(s))
 	if err != nil {
 		return err

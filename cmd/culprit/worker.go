@@ -21,12 +21,13 @@ type natsFlags struct {
 	Key      string `name:"nats-key" env:"NATS_KEY" type:"path" placeholder:"FILE" help:"Its key."`
 	Context  string `name:"nats-context" env:"NATS_CONTEXT" placeholder:"NAME" help:"Context of the nats command line tool, in place of these."`
 	Replicas int    `name:"nats-replicas" placeholder:"N" help:"How many servers of the cluster keep each trial (default: 1; with 3 one may die)."`
+	MaxBytes int64  `name:"nats-max-bytes" placeholder:"N" help:"Bytes that runs may take there until the hunt has fetched them (default: what the account has)."`
 
 	Silence time.Duration `hidden:"" help:"After so long a silence a worker's trial goes to another."`
 }
 
 func (f *natsFlags) nats(url string) app.NATS {
-	n := app.NATS{Replicas: f.Replicas, Silence: f.Silence, Access: queue.Access{
+	n := app.NATS{Replicas: f.Replicas, Silence: f.Silence, MaxBytes: f.MaxBytes, Access: queue.Access{
 		URL: url, User: f.User, Password: os.Getenv("NATS_PASSWORD"), Token: os.Getenv("NATS_TOKEN"),
 		Creds: f.Creds, NKey: f.NKey, CA: f.CA, Cert: f.Cert, Key: f.Key,
 	}}

@@ -29,6 +29,7 @@ type NATS struct {
 	queue.Access
 	Context  string        // of the nats command line tool
 	Replicas int           // of what the queues hold
+	MaxBytes int64         // of runs that weren't fetched yet; 0 is no limit
 	Silence  time.Duration // after which a worker's trial goes to another; 0 is the queue's default
 }
 
@@ -123,7 +124,7 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		return nil, err
 	}
 	cleanup = append(cleanup, conn.Close)
-	q, err := conn.Make(ctx, name, queue.Options{Replicas: w.NATS.Replicas, AckWait: w.NATS.Silence})
+	q, err := conn.Make(ctx, name, queue.Options{Replicas: w.NATS.Replicas, AckWait: w.NATS.Silence, MaxBytes: w.NATS.MaxBytes})
 	if err != nil {
 		return nil, err
 	}
