@@ -124,6 +124,62 @@ func (q *Queue) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
+// Sweep removes files that nobody wants any more, and what is left of uploads of
+// workers that died: those that haven't grown for ten times as long as a worker
+// may be silent.
+func (q *Queue) Sweep(ctx context.Context, wanted func(name string) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	whole := map[string]bool{} // uploads
+	objects, err := q.files.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return fmt.Errorf("sweep files: %w", gone(err))
+	}
+	for _, o := range objects {
+		whole[o.NUID] = true
+		if !wanted(o.Name) {
+			if err := q.Remove(ctx, o.Name); err != nil {
+				return err
+			}
+		}
+	}
+	// This is how the object store lays its chunks out (NATS ADR-20).
+	chunks := "$O." + prefix + q.Name + ".C."
+	stream, err := q.conn.stream.Stream(ctx, "OBJ_"+prefix+q.Name)
+	if err != nil {
+		return fmt.Errorf("sweep files: %w", gone(err))
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(chunks+">"))
+	if err != nil {
+		return fmt.Errorf("sweep files: %w", gone(err))
+	}
+	before := q.parts
+	q.parts = map[string]part{}
+	for subject, count := range info.State.Subjects {
+		if whole[strings.TrimPrefix(subject, chunks)] {
+			continue
+		}
+		p := before[subject]
+		if p.count != count {
+			p = part{count, time.Now()}
+		}
+		q.parts[subject] = p
+		const silences = 10
+		if time.Since(p.since) > silences*q.ackWait {
+			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+				return fmt.Errorf("sweep files: %w", gone(err))
+			}
+		}
+	}
+	return nil
+}
+
+// part is an upload that isn't whole.
+type part struct {
+	count uint64 // chunks
+	since time.Time
+}
+
 // pack writes a directory's files as a compressed tar archive.
 func pack(w io.Writer, dir string) error {
 	z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))

@@ -55,6 +55,7 @@ type Queue struct {
 	results jetstream.Stream
 	files   jetstream.ObjectStore
 	taken   jetstream.Consumer // results
+	parts   map[string]part    // seen by the last sweep, by subject
 
 	mu        sync.Mutex
 	consumers map[string]jetstream.Consumer // of tasks, by name

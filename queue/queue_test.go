@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 const ackWait = 400 * time.Millisecond
@@ -353,5 +354,50 @@ func TestDelete(t *testing.T) {
 	}
 	if err := maker.Delete(t.Context()); err != nil {
 		t.Errorf("deleted twice: %v", err)
+	}
+}
+
+// What nobody wants goes, and so does half an upload of a worker that died.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	maker, conn := newQueue(t, Options{AckWait: 10 * time.Millisecond})
+	for _, name := range []string{"wanted", "unwanted"} {
+		if err := maker.Upload(t.Context(), name, fill(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	half := "$O.culprit-hunt-1.C.half"
+	if _, err := conn.stream.Publish(t.Context(), half, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() uint64 {
+		t.Helper()
+		if err := maker.Sweep(t.Context(), func(name string) bool { return name == "wanted" }); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := conn.stream.Stream(t.Context(), "OBJ_culprit-hunt-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(half))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.State.Subjects[half]
+	}
+	if sweep() != 1 {
+		t.Error("an upload that may go on is gone")
+	}
+	if err := maker.Download(t.Context(), "unwanted", filepath.Join(t.TempDir(), "to")); !errors.Is(err, ErrNoFiles) {
+		t.Errorf("what nobody wants is still there: %v", err)
+	}
+	to := filepath.Join(t.TempDir(), "to")
+	if err := maker.Download(t.Context(), "wanted", to); err != nil {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); sweep() != 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("half an upload stays")
+		}
 	}
 }

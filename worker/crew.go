@@ -21,6 +21,7 @@ import (
 const (
 	silence    = 5 * presenceEvery // after which a worker counts as dead
 	nobodySaid = 20 * time.Second
+	sweepEvery = 10 * time.Second
 )
 
 // CrewOptions is what a crew takes.
@@ -43,13 +44,16 @@ type Crew struct {
 	held    map[string]int // in how many of its messages a worker held the same server
 	since   time.Time
 
-	open     map[int]*order // that nothing was delivered for
-	holders  map[int]string // of launches
-	results  chan received
-	sub      *nats.Subscription
-	stop     context.CancelFunc
-	done     sync.WaitGroup
-	lastSaid time.Time
+	open       map[int]*order // that nothing was delivered for
+	taking     map[int]bool   // delivered, and not kept yet
+	swept      time.Time
+	sweptBadly bool           // and said so
+	holders    map[int]string // of launches
+	results    chan received
+	sub        *nats.Subscription
+	stop       context.CancelFunc
+	done       sync.WaitGroup
+	lastSaid   time.Time
 }
 
 type received struct {
@@ -73,7 +77,7 @@ func NewCrew(ctx context.Context, conn *queue.Conn, q *queue.Queue, o CrewOption
 	}
 	c := &Crew{
 		CrewOptions: o, q: q, silence: silence, workers: map[string]presence{}, seen: map[string]time.Time{}, held: map[string]int{}, since: time.Now(),
-		open: map[int]*order{}, holders: map[int]string{}, results: make(chan received), lastSaid: time.Now(),
+		open: map[int]*order{}, taking: map[int]bool{}, holders: map[int]string{}, results: make(chan received), lastSaid: time.Now(),
 	}
 	var err error
 	c.sub, err = conn.Subscribe(presenceSubject+"*", func(m *nats.Msg) {
@@ -258,6 +262,7 @@ func (c *Crew) look(ctx context.Context) error {
 		}
 	}
 	c.unhand()
+	c.sweep(ctx)
 	if time.Since(c.lastSaid) < nobodySaid {
 		return nil
 	}
@@ -312,6 +317,25 @@ func (c *Crew) unhand() {
 	}
 }
 
+// sweep makes room in the store.
+func (c *Crew) sweep(ctx context.Context) {
+	if time.Since(c.swept) < sweepEvery {
+		return
+	}
+	c.swept = time.Now()
+	err := c.q.Sweep(ctx, func(name string) bool {
+		var number int
+		if _, err := fmt.Sscanf(name, "%d.", &number); err != nil {
+			return true // not ours
+		}
+		return c.open[number] != nil || c.taking[number]
+	})
+	if err != nil && ctx.Err() == nil && !c.sweptBadly {
+		c.sweptBadly = true
+		c.Say("%s", err)
+	}
+}
+
 func has(labels, needs []string) bool {
 	return !slices.ContainsFunc(needs, func(n string) bool { return !slices.Contains(labels, n) })
 }
@@ -347,7 +371,11 @@ func (c *Crew) delivery(ctx context.Context, r *queue.Result) *experiment.Delive
 					return err
 				}
 			}
-			return r.Kept(ctx)
+			if err := r.Kept(ctx); err != nil {
+				return err
+			}
+			delete(c.taking, got.Number)
+			return nil
 		})
 	}
 	if got.Error == "" && got.Number > 0 && (got.Trial == nil || got.Trial.Observation == nil) {
@@ -358,6 +386,7 @@ func (c *Crew) delivery(ctx context.Context, r *queue.Result) *experiment.Delive
 			c.holders[w.Launch] = got.Worker
 		}
 		delete(c.open, got.Number)
+		c.taking[got.Number] = true
 	}
 	return d
 }
