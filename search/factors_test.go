@@ -274,11 +274,11 @@ func ExampleSearch() {
 // A commit that doesn't start is skipped among flags too.
 func TestCommitsThatDontStartAmongFlags(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(4, 20).Draw(t, "commits")
+		n := rapid.IntRange(4, 8).Draw(t, "commits")
 		first := rapid.IntRange(2, n-1).Draw(t, "first bad")
 		broken := rapid.IntRange(1, n-2).Draw(t, "broken")
 		space := commits(n)
-		for i := range 5 {
+		for i := range 4 {
 			space.Factors = append(space.Factors, design.Factor{
 				Name: factorName(i), Levels: []design.Level{{Name: "off", Role: design.Safe}, {Name: "on", Role: design.Suspect}},
 			})
