@@ -2,11 +2,14 @@ package experiment
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -160,5 +163,47 @@ func BenchmarkCoordinator(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(trials), "ms/trial")
 		})
+	}
+}
+
+// An order goes to other machines: it has no secret.
+func TestOrderHasNoSecret(t *testing.T) {
+	parsed, err := ParseCase("case.yaml", []byte(crewCase))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hunt{HuntOptions: HuntOptions{Case: parsed, Header: http.Header{"Authorization": {"Bearer sk-secret"}}}, space: parsed.Space}
+	order := h.order(search.Ticket{Number: 1, Launch: 1, Proposal: search.Proposal{Arm: parsed.Space.Failing()}})
+	b, err := json.Marshal(order)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(b), "secret") {
+		t.Errorf("the order says %s", b)
+	}
+	if !cmp.Equal(order.Headers, []string{"Authorization"}) {
+		t.Errorf("the order wants the headers %v", order.Headers)
+	}
+}
+
+func TestNeedsAndWorker(t *testing.T) {
+	text := strings.Replace(crewCase, "base_url: http://127.0.0.1:1", `base_url: http://127.0.0.1:3000{{worker}}
+  needs: ["gpu={{a}}", zone=x]`, 1)
+	c, err := ParseCaseOf("case.yaml", []byte(text), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.Render(c.Space.Failing())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Plan.BaseURL != "http://127.0.0.1:30007" || !c.ByWorker() {
+		t.Errorf("worker 7 has its server at %s", r.Plan.BaseURL)
+	}
+	if !cmp.Equal(r.Needs, []string{"gpu=1", "zone=x"}) {
+		t.Errorf("the failing arm needs %v", r.Needs)
+	}
+	if _, err := ParseCase("case.yaml", []byte(strings.ReplaceAll(text, "  f: {", "  worker: {"))); err == nil || !strings.Contains(err.Error(), "worker") {
+		t.Errorf("a factor may be called worker: %v", err)
 	}
 }

@@ -29,6 +29,7 @@ type huntCommand struct {
 	DryRun bool   `help:"Say what is varied and what it may cost, and launch nothing."`
 
 	natsFlags
+	queueFlags
 	sweepFlags
 	BaseURL string `name:"base-url" placeholder:"URL" help:"Where servers of --serve-cmd answer (default: http://127.0.0.1:8000)."`
 
@@ -79,7 +80,9 @@ func (c *huntCommand) hunters() app.NATS {
 	if c.NATS == "" {
 		return app.NATS{}
 	}
-	return c.nats(c.NATS)
+	n := c.nats(c.NATS)
+	n.Replicas, n.MaxBytes, n.Silence = c.Replicas, c.MaxBytes, c.Silence
+	return n
 }
 
 // hunted turns what a hunt came to into a command's result: a finding is

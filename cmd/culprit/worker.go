@@ -13,21 +13,24 @@ import (
 
 // natsFlags say how a NATS cluster is reached, as NATS's own tool does.
 type natsFlags struct {
-	Creds    string `name:"nats-creds" env:"NATS_CREDS" type:"path" placeholder:"FILE" help:"Credentials for NATS: a JWT and its key."`
-	NKey     string `name:"nats-nkey" env:"NATS_NKEY" type:"path" placeholder:"FILE" help:"NKey seed for NATS."`
-	User     string `name:"nats-user" env:"NATS_USER" placeholder:"NAME" help:"User for NATS; the password is in NATS_PASSWORD."`
-	CA       string `name:"nats-ca" env:"NATS_CA" type:"path" placeholder:"FILE" help:"Certificates that NATS's is checked by."`
-	Cert     string `name:"nats-cert" env:"NATS_CERT" type:"path" placeholder:"FILE" help:"Certificate of this client for NATS."`
-	Key      string `name:"nats-key" env:"NATS_KEY" type:"path" placeholder:"FILE" help:"Its key."`
-	Context  string `name:"nats-context" env:"NATS_CONTEXT" placeholder:"NAME" help:"Context of the nats command line tool, in place of these."`
-	Replicas int    `name:"nats-replicas" placeholder:"N" help:"How many servers of the cluster keep each trial (default: 1; with 3 one may die)."`
-	MaxBytes int64  `name:"nats-max-bytes" placeholder:"N" help:"Bytes that runs may take there until the hunt has fetched them (default: what the account has)."`
+	Creds   string `name:"nats-creds" env:"NATS_CREDS" type:"path" placeholder:"FILE" help:"Credentials for NATS: a JWT and its key."`
+	NKey    string `name:"nats-nkey" env:"NATS_NKEY" type:"path" placeholder:"FILE" help:"NKey seed for NATS."`
+	User    string `name:"nats-user" env:"NATS_USER" placeholder:"NAME" help:"User for NATS; the password is in NATS_PASSWORD."`
+	CA      string `name:"nats-ca" env:"NATS_CA" type:"path" placeholder:"FILE" help:"Certificates that NATS's is checked by."`
+	Cert    string `name:"nats-cert" env:"NATS_CERT" type:"path" placeholder:"FILE" help:"Certificate of this client for NATS."`
+	Key     string `name:"nats-key" env:"NATS_KEY" type:"path" placeholder:"FILE" help:"Its key."`
+	Context string `name:"nats-context" env:"NATS_CONTEXT" placeholder:"NAME" help:"Context of the nats command line tool, in place of these."`
+}
 
-	Silence time.Duration `hidden:"" help:"After so long a silence a worker's trial goes to another."`
+// queueFlags say how a hunt's queue is kept.
+type queueFlags struct {
+	Replicas int           `name:"nats-replicas" placeholder:"N" help:"How many servers of the cluster keep each trial (default: 1; with 3 one may die)."`
+	MaxBytes int64         `name:"nats-max-bytes" placeholder:"N" help:"Bytes that runs may take there until the hunt has fetched them (default: what the account has)."`
+	Silence  time.Duration `hidden:"" help:"After so long a silence a worker's trial goes to another."`
 }
 
 func (f *natsFlags) nats(url string) app.NATS {
-	n := app.NATS{Replicas: f.Replicas, Silence: f.Silence, MaxBytes: f.MaxBytes, Access: queue.Access{
+	n := app.NATS{Access: queue.Access{
 		URL: url, User: f.User, Password: os.Getenv("NATS_PASSWORD"), Token: os.Getenv("NATS_TOKEN"),
 		Creds: f.Creds, NKey: f.NKey, CA: f.CA, Cert: f.Cert, Key: f.Key,
 	}}
