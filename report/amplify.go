@@ -28,7 +28,7 @@ func AmplifyBefore(s *term.Screen, path string, o amplify.Options) {
 	if o.PerRequest {
 		by = "a request"
 	}
-	paragraph(s, "", "", fmt.Sprintf("It may take %s. What counts is failures in %s. About a third of it is for measuring what was chosen, on fresh launches.", most, by))
+	paragraph(s, "", "", fmt.Sprintf("It takes %s at most. What counts is failures in %s. About a third of it is for measuring what was chosen, on fresh launches.", most, by))
 	if o.NoSafe {
 		paragraph(s, "", "", "The case has no safe arm that may run, so the model's own mistakes can't be told from the fault's.")
 	}
