@@ -96,7 +96,7 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 		load := hunt.Load
 		hunt.Load = func(p experiment.Progress) {
 			load(p)
-			h.page.Now(h.trial + progressText(p))
+			h.page.Now(progressText(p))
 		}
 	}
 	if o.Hypotheses {
@@ -213,7 +213,6 @@ type huntScreen struct {
 	book    *book     // nil writes none
 	failed  bool      // the book couldn't be written
 	page    *livePage // nil where none is served
-	trial   string    // which one runs
 }
 
 // note enters what is new into the ledger. That it can't be written doesn't end
@@ -233,8 +232,8 @@ func (h *huntScreen) step(step experiment.Step) {
 		h.note(context.Background())
 		h.page.Refresh()
 	} else {
-		h.trial = fmt.Sprintf("Trial %d: %s. ", step.Number, report.ArmText(h.subject.Space, step.Trial.Proposal.Arm))
-		h.page.Now(h.trial + "The server is launched.")
+		h.page.Trial(fmt.Sprintf("Trial %d: %s. ", step.Number, report.ArmText(h.subject.Space, step.Trial.Proposal.Arm)))
+		h.page.Now("The server is launched.")
 	}
 	h.live.Step(step)
 }

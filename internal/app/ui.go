@@ -36,6 +36,7 @@ type livePage struct {
 
 	mu      sync.Mutex
 	page    []byte
+	trial   string // which one runs
 	now     string
 	end     string        // set at the end
 	pages   int           // how many there were
@@ -92,8 +93,18 @@ func (p *livePage) Now(text string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.now = text
+	p.now = p.trial + text
 	p.wake()
+}
+
+// Trial says which trial runs, before what follows by Now.
+func (p *livePage) Trial(text string) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trial = text
 }
 
 // wake tells the readers that something changed; mu is held.
