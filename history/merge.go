@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -63,6 +62,10 @@ func Merge(path, base string, parts []Part) error {
 	}
 	return nil
 }
+
+// maxPartOps bounds the numbers of a part's ops, for which there is a table of 12
+// bytes each: a number out of a damaged or made-up file mustn't take all memory.
+const maxPartOps = 1 << 26
 
 // merge is histories being merged; parts[0] is the run's own.
 type merge struct {
@@ -186,7 +189,7 @@ func (m *merge) number() error {
 			if op == nil {
 				return nil
 			}
-			if op.ID < 1 || op.ID > math.MaxInt32 {
+			if op.ID < 1 || op.ID > maxPartOps {
 				return fmt.Errorf("%s: op %d: its number is out of range", p.Path, op.ID)
 			}
 			for int64(len(p.ids)) < op.ID {

@@ -191,11 +191,13 @@ func TestMergeRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	twice := writeHistory(t, "twice", []Op{sessionOp(1, 0, 0, 1), sessionOp(1, 1, 0, 1)})
+	huge := writeHistory(t, "huge", []Op{sessionOp(1<<40, 0, 0, 1)})
 	for _, c := range []struct {
 		name string
 		part Part
 		want string
 	}{
+		{"a huge number", Part{huge, Shard{}}, "out of range"},
 		{"another run", Part{other, Shard{}}, "another run"},
 		{"another place", Part{base, Shard{Number: 1}}, "place"},
 		{"a number twice", Part{twice, Shard{}}, "two ops 1"},
