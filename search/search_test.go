@@ -479,3 +479,24 @@ func TestCertificate(t *testing.T) {
 		})
 	}
 }
+
+// Arms that always fail and arms that never do make likelihoods that are hardly
+// numbers any more, and they go on being some.
+func TestExtremeLikelihoods(t *testing.T) {
+	g := newGrid(Options{}.withDefaults())
+	region := arm{1, 1, 1}
+	p, _ := newPosterior(g, region, []float64{1, 1, 1}, 3, nil)
+	arms := []arm{region, {1, 1, 0}, {0, 1, 1}}
+	for launch := range 60 {
+		for i, a := range arms {
+			shown := stats.Cluster{Trials: 1 + 7*launch}
+			if i < 2 {
+				shown.Failures = shown.Trials
+			}
+			p.observe(a, launch, shown)
+			if !(p.none.chance >= 0 && p.none.chance <= 1) {
+				t.Fatalf("launch %d: the chance that no set explains it is %v", launch, p.none.chance)
+			}
+		}
+	}
+}
