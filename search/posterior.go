@@ -479,7 +479,8 @@ func (v *noneVisit) addTo(table []float64, sign float64) {
 	failing, clean, top := v.likelihoods()
 	for i, f := range failing {
 		for j, c := range clean {
-			l := top + math.Log(f+c) - math.Ln2 // halving could make the least of numbers 0
+			// Halving would make the least of numbers 0.
+			l := top + math.Log(f+c) - math.Ln2
 			if f+c == 0 { // both far below the best
 				a, b := v.failing[i], v.clean[j]
 				l = max(a, b) + math.Log1p(math.Exp(-math.Abs(a-b))) - math.Ln2
