@@ -315,7 +315,7 @@ type clusterHunt struct {
 	ended time.Time
 }
 
-func (c *cluster) hunt(name string) *clusterHunt {
+func (c *cluster) hunt(name string, workers ...string) *clusterHunt {
 	c.Helper()
 	dir := filepath.Join(c.dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -332,8 +332,11 @@ func (c *cluster) hunt(name string) *clusterHunt {
 	if err := os.WriteFile(filepath.Join(dir, "case.yaml"), []byte(text), 0o644); err != nil {
 		c.Fatal(err)
 	}
-	return &clusterHunt{process: start(c.T, filepath.Join(c.dir, name+".log"),
-		"culprit", "hunt", "--nats", strings.Join(c.urls, ","), "--nats-replicas", fmt.Sprint(len(c.nodes)), "--nats-max-bytes", "50000", "--silence", "3s", dir), dir: dir}
+	if workers == nil {
+		workers = []string{"--nats", strings.Join(c.urls, ","), "--nats-replicas", fmt.Sprint(len(c.nodes)), "--nats-max-bytes", "50000"}
+	}
+	args := append([]string{"culprit", "hunt", "--silence", "3s", dir}, workers...)
+	return &clusterHunt{process: start(c.T, filepath.Join(c.dir, name+".log"), args...), dir: dir}
 }
 
 func (h *clusterHunt) trials() int {
@@ -520,6 +523,23 @@ func TestClusterQuick(t *testing.T) {
 		h.kill()
 		h.args = append(h.args, "--resume")
 		h.start(t)
+	}
+	c.wait("the hunt's end", func() bool { return !h.running() })
+	c.check(h)
+}
+
+// TestWorkersWithin kills a hunt with the queue and the workers in it.
+func TestWorkersWithin(t *testing.T) {
+	t.Parallel()
+	c := &cluster{T: t, dir: t.TempDir(), ports: freePorts(t)}
+	h := c.hunt("case", "--workers", "2")
+	for n := range 2 {
+		c.wait("two more trials", func() bool { return h.trials() >= 2*(n+1) || !h.running() })
+		if h.running() {
+			h.kill()
+			h.args = append(h.args[:len(h.args):len(h.args)], "--resume")
+			h.start(t)
+		}
 	}
 	c.wait("the hunt's end", func() bool { return !h.running() })
 	c.check(h)

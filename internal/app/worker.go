@@ -124,6 +124,11 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		return nil, err
 	}
 	cleanup = append(cleanup, conn.Close)
+	if server != nil {
+		// A worker within this program is silent only if the program was killed.
+		const silence = 5 * time.Second
+		w.NATS.Silence = silence
+	}
 	q, err := conn.Make(ctx, name, queue.Options{Replicas: w.NATS.Replicas, AckWait: w.NATS.Silence, MaxBytes: w.NATS.MaxBytes})
 	if err != nil {
 		return nil, err
