@@ -51,17 +51,37 @@ func Attach(ctx context.Context, dir string, pid int) error {
 			return fmt.Errorf("attach: %w", err)
 		}
 	}
-	if err := inject(ctx, pid, dir, place, fmt.Sprintf("attach-%d.py", pid), attachScript(place)); err != nil {
+	ask := func() error {
+		return inject(ctx, pid, dir, place, fmt.Sprintf("attach-%d.py", pid), attachScript(place))
+	}
+	if err := ask(); err != nil {
 		return err
 	}
+	// An interpreter that is just starting has no builtins yet, and runs nothing:
+	// it is asked again. An agent that is there already takes no notice.
+	began, asked := time.Now(), 1
 	return await(ctx, pid, func() (bool, error) {
 		if b, err := readSmall(refused); err == nil {
 			return true, agentRefusal(b)
 		}
 		c, err := readCounters(counters)
-		return err == nil && c.State != Building, nil
+		if err == nil && c.State != Building {
+			return true, nil
+		}
+		if err != nil && asked < askTimes && time.Since(began) > time.Duration(asked)*askAfter {
+			asked++
+			return false, ask()
+		}
+		return false, nil
 	})
 }
+
+// askTimes and askAfter are how often, and after what time, a process that
+// doesn't answer is asked again.
+const (
+	askTimes = 5
+	askAfter = time.Second
+)
 
 // IsResourceTracker reports whether a process is Python's own tracker of shared
 // memory, which runs none of the server's code and sleeps for good.
@@ -140,7 +160,12 @@ func inject(ctx context.Context, pid int, dir, place, name, text string) error {
 	if err != nil {
 		return err
 	}
-	statement := "exec(compile(open(" + pythonString(script) + ").read(), " + pythonString(script) + ", 'exec'))\n"
+	// It must not raise, whatever happens: a queued call that fails is an error
+	// in whatever the main thread was doing. Nor may it import anything while a
+	// part of the standard library is being imported, as when Python starts.
+	statement := "try:\n (lambda sys: ('site' in sys.modules or sys.flags.no_site) and not any(n.partition('.')[0] in sys.stdlib_module_names" +
+		" and getattr(getattr(m, '__spec__', None), '_initializing', False) for n, m in list(sys.modules.items()))" +
+		" and exec(compile(open(" + pythonString(script) + ").read(), " + pythonString(script) + ", 'exec')))(__import__('sys'))\nexcept: pass\n"
 	if python.minor < 14 {
 		return queueCall(pid, python, statement)
 	}
@@ -218,6 +243,23 @@ func waitsIn(pid int) string {
 		return name
 	}
 	return "a system call, or native code"
+}
+
+// AwaitPython gives a process that has just been started the time to become
+// Python: a wrapper runs first, such as pyenv's.
+func AwaitPython(ctx context.Context, pid int) {
+	const patience, poll = 3 * time.Second, 50 * time.Millisecond
+	for until := time.Now().Add(patience); time.Now().Before(until) && startTicks(pid) != 0; {
+		refused, not := errors.AsType[*RefusedError](func() error { _, err := interpreterOf(pid); return err }())
+		if !not || refused.Code != "E_NOT_PYTHON" {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(poll):
+		}
+	}
 }
 
 // interpreter is where CPython is in a process.

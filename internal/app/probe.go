@@ -261,6 +261,7 @@ func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, 
 		return "", &UsageError{err}
 	}
 	out.Progress.Printf("probes: %s. Once they are out again, what stays in a process until it ends: the module _culprit_state, and a fork hook that does nothing.\n", dir)
+	probe.AwaitPython(ctx, pid)
 	pids := []int{pid}
 	if tree {
 		pids = append(pids, slices.DeleteFunc(target.Descendants(pid), probe.IsResourceTracker)...)
@@ -273,18 +274,22 @@ func attach(ctx context.Context, pid int, p *probe.Pack, dir string, tree bool, 
 	}
 	all.Wait()
 	attached := 0
-	var refusals []error
+	var refusals, others []error
 	for _, err := range answers {
 		refused, ok := errors.AsType[*probe.RefusedError](err)
 		switch {
 		case err == nil:
 			attached++
-		case ok && refused.Code == "E_NOT_PYTHON" && len(pids) > 1: // a shell, a compiler: it can't run the code either
+		case ok && refused.Code == "E_NOT_PYTHON": // a shell, a compiler: it can't run the code either
+			others = append(others, refused)
 		case ok:
 			refusals = append(refusals, refused)
 		default:
 			return "", err
 		}
+	}
+	if attached+len(refusals) == 0 {
+		refusals = others
 	}
 	for _, r := range refusals {
 		out.Progress.Printf("%s\n", term.Safe(r.Error()))

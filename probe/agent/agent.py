@@ -1432,6 +1432,8 @@ def begin(directory, mode=LAUNCHED):
     try:
         if os.path.exists(os.path.join(directory, "closed")):
             return
+        if AGENT.state == ARMED and AGENT.directory == directory:
+            return  # it was asked twice
         AGENT.start(directory, mode)
     except BaseException as e:
         note(directory, e)
