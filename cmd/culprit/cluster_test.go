@@ -537,7 +537,7 @@ func TestWorkersWithin(t *testing.T) {
 		c.wait("two more trials", func() bool { return h.trials() >= 2*(n+1) || !h.running() })
 		if h.running() {
 			h.kill()
-			h.args = append(h.args[:len(h.args):len(h.args)], "--resume")
+			h.args = append(slices.Clip(h.args), "--resume")
 			h.start(t)
 		}
 	}
