@@ -1013,3 +1013,40 @@ func TestTCPAddress(t *testing.T) {
 		}
 	}
 }
+
+// An interpreter that is just starting is asked until it has started, and never
+// comes to harm.
+func TestAttachAtOnce(t *testing.T) {
+	each(t, func(t *testing.T, python string) {
+		for range 3 {
+			cmd := exec.Command("sh", "-c", `"$0" -c "$1" & echo $!; wait`, python, "import asyncio, time, served\nwhile True: served.Pool.static(1); time.sleep(0.001)")
+			cmd.Dir = "testdata"
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var pid int
+			if _, err := fmt.Fscan(out, &pid); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if p, err := os.FindProcess(pid); err == nil {
+					p.Kill()
+				}
+				cmd.Wait()
+			})
+			AwaitPython(t.Context(), pid)
+			dir := dirFor(t, "  - {id: inner, file: served.py, function: Pool.static}\n")
+			if err := Attach(t.Context(), dir, pid); err != nil {
+				if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code == "E_PTRACE" {
+					t.Skip(err)
+				}
+				t.Fatal(err)
+			}
+			waitFor(t, func() bool { return Results(nil, read(t, dir))[0].Counts.Hits > 10 })
+		}
+	})
+}

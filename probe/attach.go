@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -246,12 +247,18 @@ func waitsIn(pid int) string {
 }
 
 // AwaitPython gives a process that has just been started the time to become
-// Python: a wrapper runs first, such as pyenv's.
+// Python: a wrapper runs first, such as pyenv's, and the program is mapped
+// before the library that has Python in it.
 func AwaitPython(ctx context.Context, pid int) {
 	const patience, poll = 3 * time.Second, 50 * time.Millisecond
 	for until := time.Now().Add(patience); time.Now().Before(until) && startTicks(pid) != 0; {
-		refused, not := errors.AsType[*RefusedError](func() error { _, err := interpreterOf(pid); return err }())
-		if !not || refused.Code != "E_NOT_PYTHON" {
+		in, err := interpreterOf(pid)
+		if err == nil {
+			_, err = symbol(in, "Py_AddPendingCall")
+		} else if refused, ok := errors.AsType[*RefusedError](err); ok && refused.Code != "E_NOT_PYTHON" {
+			return
+		}
+		if err == nil {
 			return
 		}
 		select {
@@ -326,4 +333,29 @@ func notPermitted(pid int) error {
 	return &RefusedError{"E_PTRACE", fmt.Sprintf(
 		"not permitted to trace PID %d (uid %d, yama ptrace_scope=%s, CAP_SYS_PTRACE missing). In Docker: --cap-add SYS_PTRACE; or start the server with \"culprit probe run\".",
 		pid, os.Getuid(), scope)}
+}
+
+// symbol is the address of a function in a process.
+func symbol(in interpreter, name string) (uint64, error) {
+	f, err := elf.Open(in.path)
+	if err != nil {
+		return 0, fmt.Errorf("attach: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // it was read
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		return 0, fmt.Errorf("attach: symbols of %s: %w", in.path, err)
+	}
+	first := ^uint64(0) // address of the first segment, which base is that of
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && p.Off == 0 {
+			first = p.Vaddr
+		}
+	}
+	for _, s := range symbols {
+		if s.Name == name && s.Value != 0 && first != ^uint64(0) {
+			return in.base + s.Value - first, nil
+		}
+	}
+	return 0, fmt.Errorf("attach: %s has no symbol %s", in.path, name)
 }

@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +19,26 @@ import (
 //
 // The calls return to address 0: the fault is the tracer's to see, and no code
 // of the process is written over, which its other threads may be running.
+//
+// A process that is still starting is asked again: its libraries may not be
+// linked yet, or its interpreter not be there.
 func queueCall(pid int, in interpreter, statement string) error {
+	const patience, poll = 3 * time.Second, 50 * time.Millisecond
+	for until := time.Now().Add(patience); ; time.Sleep(poll) {
+		err := queueOnce(pid, in, statement)
+		if !errors.Is(err, errStarting) || time.Now().After(until) {
+			return err
+		}
+	}
+}
+
+var errStarting = errors.New("its Python hasn't started")
+
+func queueOnce(pid int, in interpreter, statement string) error {
+	isInitialized, err := symbol(in, "Py_IsInitialized")
+	if err != nil {
+		return err
+	}
 	add, err := symbol(in, "Py_AddPendingCall")
 	if err != nil {
 		return err
@@ -38,6 +56,10 @@ func queueCall(pid int, in interpreter, statement string) error {
 		return err
 	}
 	return whileStopped(pid, func(t *tracee) error {
+		// Before the libraries are linked even this call fails.
+		if is, err := t.call(isInitialized); err != nil || int32(is) == 0 {
+			return errors.Join(fmt.Errorf("attach: PID %d: %w", pid, errStarting), err)
+		}
 		const size = 4096
 		length := uint64(len(statement)/size+1) * size
 		page, err := t.call(mmap, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, ^uint64(0), 0)
@@ -223,31 +245,6 @@ func tracerOf(pid int) int {
 	line, _, _ := strings.Cut(rest, "\n")
 	by, _ := strconv.Atoi(strings.TrimSpace(line)) // 0 where it isn't told
 	return by
-}
-
-// symbol is the address of a function in a process.
-func symbol(in interpreter, name string) (uint64, error) {
-	f, err := elf.Open(in.path)
-	if err != nil {
-		return 0, fmt.Errorf("attach: %w", err)
-	}
-	defer f.Close() //nolint:errcheck // it was read
-	symbols, err := f.DynamicSymbols()
-	if err != nil {
-		return 0, fmt.Errorf("attach: symbols of %s: %w", in.path, err)
-	}
-	first := ^uint64(0) // address of the first segment, which base is that of
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_LOAD && p.Off == 0 {
-			first = p.Vaddr
-		}
-	}
-	for _, s := range symbols {
-		if s.Name == name && s.Value != 0 && first != ^uint64(0) {
-			return in.base + s.Value - first, nil
-		}
-	}
-	return 0, fmt.Errorf("attach: %s has no symbol %s", in.path, name)
 }
 
 // libcOf finds the C library of a process.
