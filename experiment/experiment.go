@@ -92,6 +92,20 @@ type Progress struct {
 	Main, Control oracle.Count
 }
 
+// Add adds what another load beside it came to in the main phase.
+func (p *Progress) Add(other Progress) {
+	p.Sessions += other.Sessions
+	p.SessionsDone += other.SessionsDone
+	p.InFlight += other.InFlight
+	p.Chunks += other.Chunks
+	p.Ops.OK += other.Ops.OK
+	p.Ops.Failed += other.Ops.Failed
+	p.Ops.Cancelled += other.Ops.Cancelled
+	p.Ops.TimedOut += other.Ops.TimedOut
+	p.Main.Broken += other.Main.Broken
+	p.Main.Judged += other.Main.Judged
+}
+
 const (
 	healthEvery     = 5 * time.Second
 	recoveryTurns   = 3 // plain requests after a failure: the poison oracle wants three in a row

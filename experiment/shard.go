@@ -466,17 +466,7 @@ func (c *conductor) progress(elapsed time.Duration) Progress {
 	var all Progress
 	all.Phase, all.Elapsed = history.Main, elapsed
 	for _, s := range c.shards {
-		p := s.progress
-		all.Sessions += p.Sessions
-		all.SessionsDone += p.SessionsDone
-		all.InFlight += p.InFlight
-		all.Chunks += p.Chunks
-		all.Ops.OK += p.Ops.OK
-		all.Ops.Failed += p.Ops.Failed
-		all.Ops.Cancelled += p.Ops.Cancelled
-		all.Ops.TimedOut += p.Ops.TimedOut
-		all.Main.Broken += p.Main.Broken
-		all.Main.Judged += p.Main.Judged
+		all.Add(s.progress)
 	}
 	return all
 }

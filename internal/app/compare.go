@@ -103,15 +103,7 @@ func bothProgress(s *term.Screen) func(int, experiment.Progress) {
 		if both.Sessions == 0 || both.Elapsed == 0 {
 			both = p
 		} else if other := last[1]; other.Sessions > 0 {
-			both.Sessions += other.Sessions
-			both.SessionsDone += other.SessionsDone
-			both.InFlight += other.InFlight
-			both.Ops.OK += other.Ops.OK
-			both.Ops.Failed += other.Ops.Failed
-			both.Ops.TimedOut += other.Ops.TimedOut
-			both.Ops.Cancelled += other.Ops.Cancelled
-			both.Main.Broken += other.Main.Broken
-			both.Main.Judged += other.Main.Judged
+			both.Add(other)
 			both.Elapsed = max(both.Elapsed, other.Elapsed)
 		}
 		show(both)
