@@ -15,7 +15,7 @@ const module = "github.com/culprit-project/culprit/"
 // layers is the architecture: a package imports only from rows above its own.
 var layers = [][]string{
 	{"openai", "history", "stats", "design", "ledger", "deploy", "queue", "lab/fault", "lab/graph", "internal/term", "internal/nearest"},
-	{"workload", "shrink", "oracle", "target", "probe", "search", "lab/kv", "lab/model"},
+	{"workload", "shrink", "oracle", "queue/natstest", "target", "probe", "search", "lab/kv", "lab/model"},
 	{"load", "record", "replay", "watch", "suspect", "amplify", "lab/host", "lab/sched", "hypothesis"},
 	{"experiment", "investigate", "lab/disagg"},
 	{"report", "bundle", "worker", "lab"},

@@ -118,14 +118,42 @@ func Connect(ctx context.Context, a Access, name string, logger *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	return connect(ctx, cmp.Or(a.URL, nats.DefaultURL), name, logger, options...)
+	conn, err := connect(ctx, cmp.Or(a.URL, nats.DefaultURL), name, logger, options...)
+	if hint := a.refused(err); hint != "" {
+		return nil, fmt.Errorf("%w; %s", err, hint)
+	}
+	return conn, err
+}
+
+// refused says what a cluster that lets nobody in was shown, and what it wants.
+func (a *Access) refused(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := err.Error()
+	unauthorized := strings.Contains(text, "Authorization Violation")
+	// A server that refuses a client's certificate says so and hangs up: which of
+	// the two is seen first is chance.
+	uncertified := strings.Contains(text, "remote error: tls") || errors.Is(err, nats.ErrTLS) && strings.Contains(text, "closed by remote")
+	switch {
+	case unauthorized && a.Creds != "":
+		return "it doesn't know the user of " + a.Creds + ", or the user's time is over"
+	case unauthorized && a.NKey != "":
+		return "it doesn't know the NKey of " + a.NKey
+	case unauthorized:
+		return "it wants other credentials than it was shown: a creds file, an NKey, a user with a password, or a token"
+	case uncertified && a.Cert == "":
+		return "it wants a client's certificate and its key, and was shown none"
+	case uncertified:
+		return "it doesn't take the certificate of " + a.Cert
+	}
+	return ""
 }
 
 func connect(ctx context.Context, url, name string, logger *slog.Logger, options ...nats.Option) (*Conn, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	closed := make(chan struct{})
 	options = append(options,
 		nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(time.Second), nats.Timeout(requestTimeout),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -137,7 +165,7 @@ func connect(ctx context.Context, url, name string, logger *slog.Logger, options
 			logger.Info("connected to NATS again", slog.String("server", c.ConnectedUrlRedacted()))
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logger.Warn("NATS", slog.Any("error", err)) }),
-		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
+		nats.IgnoreAuthErrorAbort(), // a creds file is read again each time, and may have been renewed
 	)
 	c, err := nats.Connect(url, options...)
 	if err != nil {

@@ -73,7 +73,7 @@ func RedactNamed(name, value string) string {
 }
 
 var (
-	secretShapes = regexp.MustCompile(`\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abeprs]-[A-Za-z0-9-]{10,}|\bnvapi-[\w-]{16,}|\bAIza[\w-]{30,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{8,}\.eyJ[\w-]*\.[\w-]*|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))`)
+	secretShapes = regexp.MustCompile(`\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abeprs]-[A-Za-z0-9-]{10,}|\bnvapi-[\w-]{16,}|\bAIza[\w-]{30,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bS[ACNOUX][A-Z2-7]{56}\b|\beyJ[\w-]{8,}\.eyJ[\w-]*\.[\w-]*|(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$))`)
 	bearer       = regexp.MustCompile(`(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}`)
 	userInfo     = regexp.MustCompile(`(\b[A-Za-z][A-Za-z0-9+.-]*://)(?:[^/\s:@]*:[^/\s@]+|[^/\s:@]{12,})@`)
 	named        = regexp.MustCompile(`(?i)((?:[?&][\w-]*(?:token|key|sig|signature)=)|(?:[\w-]*(?:api[_-]?key|access[_-]?key|secret|password|passwd|[_-]token)["']?\s*[:=]\s*["']?))([^\s"',;&]{8,})`)

@@ -39,6 +39,8 @@ func TestRedact(t *testing.T) {
 		{"GitHub's", "ghp_abcdefghijklmnopqrst0123", "[redacted]"},
 		{"JWT", "t=" + jwt + ";", "t=[redacted];"},
 		{"AWS id", "AKIAABCDEFGHIJKLMNOP", "[redacted]"},
+		{"NKey's seed", "seed SU" + strings.Repeat("AB2C", 14) + " of a user", "seed [redacted] of a user"},
+		{"NKey itself", "U" + strings.Repeat("AB2C", 13) + "ABC", "U" + strings.Repeat("AB2C", 13) + "ABC"},
 		{"bearer", "Authorization: Bearer abc.def-ghi", "Authorization: Bearer [redacted]"},
 		{"URL's password", "redis://me:hunter2@cache:6379/0", "redis://[redacted]@cache:6379/0"},
 		{"URL's query", "http://h/x?a=1&access_token=abcdefgh12", "http://h/x?a=1&access_token=[redacted]"},

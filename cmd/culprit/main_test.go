@@ -29,6 +29,7 @@ import (
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/openai"
 	"github.com/culprit-project/culprit/queue"
+	"github.com/culprit-project/culprit/queue/natstest"
 	"github.com/culprit-project/culprit/workload"
 )
 
@@ -37,6 +38,7 @@ func TestMain(m *testing.M) {
 		"culprit":    main,
 		"fakeserver": fakeServer,
 		"natsserver": natsServer,
+		"securenats": secureNATS,
 		"natsnode":   natsNode,
 	})
 }
@@ -219,6 +221,23 @@ func natsServer() {
 	s, err := queue.Serve(queue.ServerOptions{Dir: os.Args[1], Listen: "127.0.0.1:0", Token: os.Getenv("NATS_TOKEN")})
 	if err == nil {
 		err = os.WriteFile(os.Args[2], []byte(s.URL()), 0o644)
+	}
+	if err != nil {
+		panic(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	<-ctx.Done()
+	s.Close()
+}
+
+// secureNATS is one that wants credentials and a client's certificate. What its
+// clients need is in DIR, and the secrets of it, a line each: securenats DIR
+// ADDRFILE SECRETS.
+func secureNATS() {
+	s, err := natstest.Start(os.Args[1])
+	if err == nil {
+		err = errors.Join(os.WriteFile(os.Args[3], []byte(strings.Join(s.Secrets, "\n")), 0o600), os.WriteFile(os.Args[2], []byte(s.URL), 0o644))
 	}
 	if err != nil {
 		panic(err)
