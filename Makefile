@@ -51,7 +51,7 @@ track-record: ## the tool finds each of the lab's faults: all stories of docs/tr
 	go test -count=1 -parallel 1 -timeout 60m -v -run TestTrackRecord ./cmd/culprit -track
 
 FAULTS := capture-alias stale-index-k host-stride token-granular-geometry scatter-temporaries missing-layer-wait rank-local-gate \
-  early-success page-share parser-drop first-token-swap poison slow-decay depth-five batch-numerics
+  early-release early-success page-share parser-drop first-token-swap poison slow-decay depth-five batch-numerics
 
 hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: over half an hour
 	@for f in $(FAULTS); do \

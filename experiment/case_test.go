@@ -251,7 +251,7 @@ func TestCaseMistakes(t *testing.T) {
 		{"unknown key inside", "ready: {url:", "ready: {urll:", `case.yaml:12: ready: unknown key "urll"; nearest known key: "url"`},
 		{"unknown key of a process", "      host: gpu-17", "      hots: gpu-17", `case.yaml:9: process: unknown key "hots"; nearest known key: "host"`},
 		{"unknown knob", "context_lines: 300", "context_line: 300", `case.yaml:24: workload: unknown key "context_line"; nearest known key: "context_lines"`},
-		{"unknown name in attest", "env.SGLANG_X == level", "envs.SGLANG_X == level", `case.yaml:16: factor index_k: attest: expression "envs.SGLANG_X == level": unknown name "envs"; nearest known name: "env"`},
+		{"unknown name in attest", "env.SGLANG_X == level", "envs.SGLANG_X == level", "case.yaml:16: factor index_k: attest: expression `envs.SGLANG_X == level`: unknown name \"envs\"; nearest known name: \"env\""},
 		{"unknown factor in a template", "--steps={{steps}}", "--steps={{step}}", `{{step}}: no factor has that name; nearest: "steps"`},
 		{"a factor that does nothing", `"{{graph}}", `, "", "case.yaml:17: factor graph: does nothing"},
 		{"a list in the middle", "--steps={{steps}}", "--steps={{steps}}{{graph}}", "can't stand inside a text"},

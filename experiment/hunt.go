@@ -642,9 +642,9 @@ func (h *hunt) uncounted(before, after *target.Attestation, movement *target.Mov
 		ok, why, err := r.Met(movement)
 		switch {
 		case err != nil:
-			return search.NotExercised, fmt.Sprintf("%s can't be told: %v", r, err)
+			return search.NotExercised, err.Error()
 		case !ok:
-			return search.NotExercised, fmt.Sprintf("%s doesn't hold: %s", r, why)
+			return search.NotExercised, why
 		}
 	}
 	return "", ""

@@ -217,7 +217,7 @@ func cause(s *term.Screen, c *experiment.Case, cause search.Cause) {
 	rows = [][]string{{"arm", "launches", "broken", "rate", "95%"}}
 	add := func(name string, e search.Evidence, style term.Style) {
 		rows = append(rows, []string{
-			name, fmt.Sprint(e.Launches), s.Paint(fmt.Sprintf("%d/%d", e.Failures, e.Requests), style), percent(brokenShare(e)), bounds(e.Low, e.High),
+			name, fmt.Sprint(e.Launches), s.Paint(count(e.Failures)+"/"+count(e.Requests), style), percent(brokenShare(e)), bounds(e.Low, e.High),
 		})
 	}
 	with := "these alone, all else safe"
@@ -258,7 +258,7 @@ func costText(w experiment.WayOut) string {
 func levels(s *term.Screen, r *experiment.Record) {
 	rows := [][]string{{"factor", "level", "broken", ""}}
 	for _, l := range r.Result.Levels {
-		rows = append(rows, []string{l.Factor, term.Safe(r.Case.LevelText(l.Factor, l.Level)), fmt.Sprintf("%d/%d", l.Evidence.Failures, l.Evidence.Requests), fails(l.Fails)})
+		rows = append(rows, []string{l.Factor, term.Safe(r.Case.LevelText(l.Factor, l.Level)), count(l.Evidence.Failures)+"/"+count(l.Evidence.Requests), fails(l.Fails)})
 	}
 	title(s, "Other levels of what is accused")
 	s.Printf("%s", s.Table("llrl", rows))

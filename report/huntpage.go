@@ -103,7 +103,7 @@ func newHuntPage(r *experiment.Record) *huntPage {
 		p.Causes = append(p.Causes, newCausePage(r, i, c))
 	}
 	if k := f.Contrast; k != nil {
-		p.Contrast = newRates("launches", []rateRow{evidenceRow("with the cause", k.With), evidenceRow("without it", k.Without)})
+		p.Contrast = newRates("arms", []rateRow{evidenceRow("with the cause", k.With), evidenceRow("without it", k.Without)})
 	}
 	p.Paths = newCodePaths(r)
 	for _, w := range f.WaysOut {

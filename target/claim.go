@@ -53,7 +53,7 @@ func CompileClaim(text string) (*Claim, error) {
 	known := slices.Collect(maps.Keys(claimNames))
 	for _, name := range namesIn(tree) {
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("expression %q: unknown name %q; nearest known name: %q", text, name, nearest.Name(name, slices.Sorted(slices.Values(known))))
+			return nil, fmt.Errorf("expression %#q: unknown name %q; nearest known name: %q", text, name, nearest.Name(name, slices.Sorted(slices.Values(known))))
 		}
 	}
 	// The names were checked above; of their values nothing is known yet.
@@ -62,7 +62,7 @@ func CompileClaim(text string) (*Claim, error) {
 	}
 	program, err := expr.Compile(text, expr.Env(functions), expr.AllowUndefinedVariables(), expr.AsBool(), expr.Patch(claimPatch{}))
 	if err != nil {
-		return nil, fmt.Errorf("expression %q: %w", text, err)
+		return nil, fmt.Errorf("expression %#q: %w", text, err)
 	}
 	return &Claim{text, tree, program}, nil
 }
@@ -154,20 +154,20 @@ func (c *Claim) Holds(a *Attestation, level design.Level) (ok bool, why string, 
 	env, conflicts := claimEnv(a, level)
 	for _, name := range namesIn(c.tree) {
 		if reason := claimNames[name]; env[name] == nil && reason != "" {
-			return false, "", fmt.Errorf("attest %q: %s is unknown: %s", c.text, name, reason)
+			return false, "", fmt.Errorf("attest %#q: %s is unknown: %s", c.text, name, reason)
 		}
 	}
 	for _, used := range membersIn(c.tree) {
 		if reason, conflicting := conflicts[used.String()]; conflicting {
-			return false, "", fmt.Errorf("attest %q: %s", c.text, reason)
+			return false, "", fmt.Errorf("attest %#q: %s", c.text, reason)
 		}
 		if v := lookUp(env, used); v == Redacted {
-			return false, "", fmt.Errorf("attest %q: %s is redacted, since it may be a secret", c.text, used)
+			return false, "", fmt.Errorf("attest %#q: %s is redacted, since it may be a secret", c.text, used)
 		}
 	}
 	result, err := expr.Run(c.program, env)
 	if err != nil {
-		return false, "", fmt.Errorf("attest %q: %w", c.text, err)
+		return false, "", fmt.Errorf("attest %#q: %w", c.text, err)
 	}
 	if ok, _ = result.(bool); ok {
 		return true, "", nil
@@ -175,7 +175,7 @@ func (c *Claim) Holds(a *Attestation, level design.Level) (ok bool, why string, 
 	if level.Name == "" {
 		return false, c.found(env), nil
 	}
-	return false, fmt.Sprintf("%q doesn't hold for level %q: %s", c.text, level.Name, c.found(env)), nil
+	return false, fmt.Sprintf("%#q doesn't hold for level %q: %s", c.text, level.Name, c.found(env)), nil
 }
 
 // found says which values a claim met.
@@ -375,7 +375,7 @@ func levelText(v any) string {
 func parseExpression(text string) (ast.Node, error) {
 	tree, err := parser.Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("expression %q: %w", text, err)
+		return nil, fmt.Errorf("expression %#q: %w", text, err)
 	}
 	return tree.Node, nil
 }

@@ -36,7 +36,7 @@ func TestClaims(t *testing.T) {
 		{"variable", "env.SGLANG_X == level", suspect, true, ""},
 		{"variable, other level", "env.SGLANG_X == level", safe, false, `env.SGLANG_X is "bf16"`},
 		{"by role", `server_info.disable_cuda_graph == (level == "safe")`, suspect, true, ""},
-		{"by role, other level", `server_info.disable_cuda_graph == (level == "safe")`, safe, false, "server_info.disable_cuda_graph is false"},
+		{"by role, other level", `server_info.disable_cuda_graph == (level == "safe")`, safe, false, "`server_info.disable_cuda_graph == (level == \"safe\")` doesn't hold for level \"fp8\": server_info.disable_cuda_graph is false"},
 		{"number is text of the level", "server_info.page_size == level", number, true, ""},
 		{"number", "server_info.page_size == 64 and server_info.ratio < 0.6", suspect, true, ""},
 		{"nested", "server_info.speculative.steps == 5", suspect, true, ""},

@@ -341,9 +341,9 @@ func (r *Requirement) Met(m *Movement) (ok bool, why string, err error) {
 		case name == "logs":
 			continue
 		case !known && len(values) == 0:
-			return false, "", fmt.Errorf("require %q: the server showed no metrics", r.text)
+			return false, "", fmt.Errorf("require %#q: the server showed no metrics", r.text)
 		case !known:
-			return false, "", fmt.Errorf("require %q: there is no metric %q; nearest: %q", r.text, name, nearest.Name(name, slices.Sorted(maps.Keys(values))))
+			return false, "", fmt.Errorf("require %#q: there is no metric %q; nearest: %q", r.text, name, nearest.Name(name, slices.Sorted(maps.Keys(values))))
 		}
 		met = append(met, fmt.Sprintf("%s is %g", name, value))
 	}
@@ -359,10 +359,10 @@ func (r *Requirement) Met(m *Movement) (ok bool, why string, err error) {
 	}
 	result, err := expr.Run(r.program, env)
 	if err != nil {
-		return false, "", fmt.Errorf("require %q: %w", r.text, err)
+		return false, "", fmt.Errorf("require %#q: %w", r.text, err)
 	}
 	if ok, _ = result.(bool); ok {
 		return true, "", nil
 	}
-	return false, fmt.Sprintf("%q doesn't hold: %s", r.text, strings.Join(met, ", ")), nil
+	return false, fmt.Sprintf("%#q doesn't hold: %s", r.text, strings.Join(met, ", ")), nil
 }

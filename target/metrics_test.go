@@ -178,7 +178,7 @@ func TestRequirements(t *testing.T) {
 		{"the lab's", "hits == 4", true, ""},
 		{"gauge's highest", "running == 80", true, ""},
 		{"gauge over labels", "q == 9", true, ""},
-		{"not met", "replays > 100", false, "replays is 17"},
+		{"not met", "replays > 100", false, "`replays > 100` doesn't hold: replays is 17"},
 		{"logs", "logs.wedge == 5", true, ""},
 		{"logs without a line", "logs.none == 0", true, ""},
 		{"logs not met", "logs.wedge < 1", false, "logs.wedge is 5"},

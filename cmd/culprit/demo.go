@@ -37,7 +37,7 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	var ports [3]int
+	var ports demoPorts
 	for i := range ports {
 		if ports[i], err = freePort(ctx); err != nil {
 			return err
@@ -46,7 +46,11 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	if c.Dir == "" {
 		c.Dir = filepath.Join("runs", time.Now().Format("2006-01-02T15-04-05")+"-demo")
 	}
-	path, err := app.WriteCase(c.Dir, demoText(fault, launcher.Supervisor[0], ports))
+	dir, err := filepath.Abs(c.Dir) // the case may be resumed from anywhere
+	if err != nil {
+		return err
+	}
+	path, err := app.WriteCase(c.Dir, demoText(fault, launcher.Supervisor[0], dir, ports))
 	if err != nil {
 		return err
 	}
@@ -58,16 +62,23 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	return hunted(status)
 }
 
-// demoPair is a case of several processes.
-//
-//go:embed demo-pair.yaml
-var demoPair string
+// demoPair is a case of several processes; demoBeside has traffic of its own
+// beside the workload.
+var (
+	//go:embed demo-pair.yaml
+	demoPair string
+	//go:embed demo-beside.yaml
+	demoBeside string
+)
+
+// demoPorts are free ones, for as many servers as a case has.
+type demoPorts [5]int
 
 // demoFault is what it takes for a fault to show in a case, and which settings
 // it hangs on beside those of the case.
 type demoFault struct {
 	name     string
-	pair     bool     // a prefill and a decode server
+	text     string   // of the case (demoCase)
 	when     string   // added to --fault: what keeps it from showing alone
 	args     []string // whatever the arm
 	tokens   int      // of the cache where it fails (65536)
@@ -80,8 +91,7 @@ type demoFault struct {
 
 const tier = "--hicache-ratio=8"
 
-// demoFaults are those that a case's settings bring about. The others are in
-// docs/track-record.md, with what keeps them from it.
+// demoFaults are those of the catalogue, each with settings that bring it about.
 var demoFaults = []demoFault{
 	{name: "capture-alias", workload: "kind: agent, rounds: 1, context_lines: 12", load: "concurrency: 80"},
 	{
@@ -115,9 +125,14 @@ var demoFaults = []demoFault{
 		},
 	},
 	{
-		name: "early-success", pair: true, when: "batch > 1",
+		name: "early-success", text: demoPair, when: "batch > 1",
 		factors:  []string{`concurrency: {suspect: 16, safe: 1}`},
 		workload: "kind: agent, sessions: 16, rounds: 3",
+	},
+	{
+		// Roomy, a page that is freed isn't another's before its late rows have come.
+		name: "early-release", text: demoBeside, tokens: 5120, roomy: 16384,
+		workload: "kind: echo, sessions: 16, rounds: 8, copy_lines: 16", load: "concurrency: 16",
 	},
 	{
 		// In the smaller pool the freed page is soon another's; in one that is never full it stays what it was.
@@ -156,7 +171,8 @@ var demoFaults = []demoFault{
 }
 
 // demoText is the case in which a fault is hunted.
-func demoText(f *demoFault, self string, ports [3]int) string {
+// self is this program, and dir what its traffic may write to.
+func demoText(f *demoFault, self, dir string, ports demoPorts) string {
 	spec := f.name
 	if f.when != "" {
 		spec += ",when=" + f.when
@@ -168,15 +184,12 @@ func demoText(f *demoFault, self string, ports [3]int) string {
 			args = append(args, template)
 		}
 	}
-	text := demoCase
-	if f.pair {
-		text = demoPair
-	}
 	return strings.NewReplacer(
-		"SELF", strconv.Quote(self), "PORT", strconv.Itoa(ports[0]), "PREFILL", strconv.Itoa(ports[1]), "DECODE", strconv.Itoa(ports[2]),
+		"SELF", strconv.Quote(self), "DIR", strconv.Quote(dir),
+		"PORT", strconv.Itoa(ports[0]), "PREFILL", strconv.Itoa(ports[1]), "DECODE", strconv.Itoa(ports[2]), "SLOW", strconv.Itoa(ports[3]), "BESIDE", strconv.Itoa(ports[4]),
 		"FAULT", spec, "ARGS", strings.Join(args, ", "), "MORE", strings.Join(f.factors, "\n  "),
 		"TOKENS", strconv.Itoa(cmp.Or(f.tokens, 65536)), "ROOMY", strconv.Itoa(cmp.Or(f.roomy, 32768)), "WORKLOAD", f.workload, "LOAD", f.load,
-	).Replace(text)
+	).Replace(cmp.Or(f.text, demoCase))
 }
 
 // faultOf finds a fault of the demo.
@@ -188,7 +201,7 @@ func faultOf(name string) (*demoFault, error) {
 		}
 		names = append(names, demoFaults[i].name)
 	}
-	return nil, app.Usage("demo: no fault %q here; there are %s (culprit lab faults lists them all)", name, strings.Join(names, ", "))
+	return nil, app.Usage("demo: no fault %q; there are %s (culprit lab faults explains them)", name, strings.Join(names, ", "))
 }
 
 func freePort(ctx context.Context) (int, error) {

@@ -245,7 +245,7 @@ func again(r *experiment.Record) []report.Command {
 		arm, err := r.Case.Render(r.Whole(r.Result.Causes[0].With.Arm))
 		if err == nil && len(arm.Processes) > 0 {
 			for _, p := range arm.Processes {
-				out = append(out, report.Command{Shows: "the server (" + p.Name + ") with nothing but the cause", Line: shellLine(p)})
+				out = append(out, report.Command{Shows: p.Name + ", with nothing but the cause", Line: shellLine(p)})
 			}
 			out = append(out, report.Command{Shows: "the load that breaks it", Line: runLine(arm.Plan)})
 		}
