@@ -346,6 +346,7 @@ func TestAttach(t *testing.T) {
 		for _, main := range []struct{ name, code string }{
 			{"main thread in Python", "while True: time.sleep(0.001)"},
 			{"main thread waits for a lock", "threading.Event().wait()"},
+			{"all is hidden from the garbage collector", "import gc; gc.freeze(); threading.Event().wait()"},
 		} {
 			t.Run(main.name, func(t *testing.T) {
 				pid := running(t, python, loop+main.code)

@@ -14,6 +14,7 @@ Standard library only; CPython 3.11 and newer.
 
 import ast
 import builtins
+import contextlib
 import dis
 import functools
 import gc
@@ -751,6 +752,25 @@ def attribute(module, qualname):
     return obj
 
 
+@contextlib.contextmanager
+def thawed():
+    """Lets gc find what gc.freeze hides: servers freeze all that they have after
+    their warmup, their functions too. What came since is frozen with the rest
+    then: a cycle of it that is garbage at this moment is never collected."""
+    if not gc.get_freeze_count():
+        yield
+        return
+    enabled = gc.isenabled()
+    gc.disable()  # or a collection goes through all of it
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
 def live_code(module, filename, qualname, plain):
     """The live function's code object, which must equal plain."""
     found = attribute(module, qualname)
@@ -764,7 +784,9 @@ def live_code(module, filename, qualname, plain):
             return f.__code__
         if f.__code__.co_name == plain.co_name:
             others.append(f)
-    for f in gc.get_objects():
+    with thawed():
+        everything = gc.get_objects()
+    for f in everything:
         if type(f) is types.FunctionType and f.__code__.co_name == plain.co_name and f.__code__.co_filename == filename:
             if f.__code__ == plain:
                 return f.__code__
@@ -1029,8 +1051,12 @@ class Agent:
     def restore(self, pairs):
         """Gives functions their own code objects back: by the code, not by a
         list of functions, since closures made meanwhile have it too."""
+        if not pairs:
+            return
         original = {id(b): a for a, b in pairs}
-        for r in gc.get_referrers(*(b for _, b in pairs)) if pairs else ():
+        with thawed():
+            referrers = gc.get_referrers(*(b for _, b in pairs))
+        for r in referrers:
             if type(r) is types.FunctionType and id(r.__code__) in original:
                 r.__code__ = original[id(r.__code__)]
 
@@ -1185,7 +1211,9 @@ class Agent:
         of = {id(a): (a, b, [f for f in founds if (a, b) in f["pairs"]]) for f in founds for a, b in f["pairs"]}
         if not of:
             return
-        for r in gc.get_referrers(*(a for a, _, _ in of.values())):
+        with thawed():
+            referrers = gc.get_referrers(*(a for a, _, _ in of.values()))
+        for r in referrers:
             if type(r) is types.FunctionType and id(r.__code__) in of:
                 _, r.__code__, users = of[id(r.__code__)]
                 for f in users:
