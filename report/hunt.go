@@ -250,7 +250,7 @@ func costText(w experiment.WayOut) string {
 	case w.Cost != 0:
 		return short(w.Cost) + " of what the server does, says the case"
 	case w.Speed != 0:
-		return fmt.Sprintf("%.0f%% of the failing arm's tokens/s in %s here", 100*w.Speed, counted(w.Launches, "launch", "launches"))
+		return fmt.Sprintf("%.0f%% of the failing arm's tokens/s, %s", 100*w.Speed, counted(w.Launches, "launch", "launches"))
 	}
 	return "not measured"
 }
@@ -258,7 +258,7 @@ func costText(w experiment.WayOut) string {
 func levels(s *term.Screen, r *experiment.Record) {
 	rows := [][]string{{"factor", "level", "broken", ""}}
 	for _, l := range r.Result.Levels {
-		rows = append(rows, []string{l.Factor, term.Safe(r.Case.LevelText(l.Factor, l.Level)), count(l.Evidence.Failures)+"/"+count(l.Evidence.Requests), fails(l.Fails)})
+		rows = append(rows, []string{l.Factor, term.Safe(r.Case.LevelText(l.Factor, l.Level)), count(l.Evidence.Failures) + "/" + count(l.Evidence.Requests), fails(l.Fails)})
 	}
 	title(s, "Other levels of what is accused")
 	s.Printf("%s", s.Table("llrl", rows))

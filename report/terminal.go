@@ -91,7 +91,7 @@ func reasons(s *term.Screen, v *oracle.Verdict) {
 
 // paragraph wraps text after a first prefix, with another one on later lines.
 func paragraph(s *term.Screen, first, rest, text string) {
-	for i, line := range term.Wrap(text, s.Columns()-len(first)) {
+	for i, line := range term.Wrap(text, s.Columns()-max(len(first), len(rest))) {
 		prefix := rest
 		if i == 0 {
 			prefix = first

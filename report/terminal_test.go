@@ -88,3 +88,15 @@ func TestTerminal(t *testing.T) {
 		})
 	}
 }
+
+// A paragraph keeps to the screen where its later lines stand further in.
+func TestParagraphFits(t *testing.T) {
+	var out strings.Builder
+	s := term.NewScreen(&out)
+	paragraph(s, "  ", "            ", strings.Repeat("a bc ", 100))
+	for line := range strings.Lines(out.String()) {
+		if len(strings.TrimSuffix(line, "\n")) > s.Columns() {
+			t.Errorf("wider than %d columns: %s", s.Columns(), line)
+		}
+	}
+}

@@ -54,7 +54,7 @@ func (c *demoCommand) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, MinRate: fault.minRate, UI: string(c.UI), Launcher: launcher, Tool: version()},
+	status, err := app.Hunt(ctx, app.HuntOptions{Case: path, Seed: c.Seed, MinRate: fault.minRate, UI: string(c.UI), Launcher: launcher, Tool: version(), Made: true},
 		app.Output{Screen: newScreen(os.Stdout), JSON: s.out, Progress: s.progress})
 	if err != nil {
 		return err

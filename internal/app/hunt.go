@@ -44,6 +44,7 @@ type HuntOptions struct {
 	Tool       string
 	Sweep      Sweep      // in place of Case
 	Load       RunOptions // what is sent, in place of the case's own
+	Made       bool       // the command made the case itself, so only culprit hunt can go on with it
 }
 
 // Hunt finds the culprit of a case and shows what it rests on.
@@ -114,7 +115,7 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 	h.note(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: the same command with --resume goes on", context.Cause(ctx))}
+		return "", &NoVerdictError{fmt.Errorf("hunt: %w\nNothing is lost: %s goes on", context.Cause(ctx), o.resumedBy(dir))}
 	case errors.Is(err, fs.ErrPermission):
 		return "", err
 	case err != nil:
@@ -132,6 +133,21 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 		return "", err
 	}
 	return finding.Status, showHunt(record, out)
+}
+
+// resumedBy is what goes on with a hunt that was stopped.
+func (o *HuntOptions) resumedBy(dir string) string {
+	if !o.Made {
+		return "the same command with --resume"
+	}
+	text := "culprit hunt --resume " + shellWord(dir)
+	if o.Seed != 0 {
+		text += fmt.Sprintf(" --seed %d", o.Seed)
+	}
+	if o.MinRate != 0 {
+		text += fmt.Sprintf(" --min-rate %g", o.MinRate)
+	}
+	return text
 }
 
 // foresee says what a hunt may take when one call in five breaks, or one
