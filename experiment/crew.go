@@ -36,6 +36,13 @@ type Order struct {
 	Case     string     `json:"case"`
 	Headers  []string   `json:"headers,omitempty"`
 	Tool     string     `json:"tool"`
+	Failed   []Failure  `json:"failed,omitempty"` // who couldn't carry it out
+}
+
+// Failure is why a worker couldn't carry an order out, by its machine's fault.
+type Failure struct {
+	Worker string `json:"worker"`
+	Why    string `json:"why"`
 }
 
 // Delivery is what came of an order.
@@ -372,7 +379,12 @@ func (h *hunt) lookAtSafeElsewhere(ctx context.Context) ([]Unmet, error) {
 		}
 	}
 	var unmet []Unmet
-	if _, err := readJSON(filepath.Join(h.Dir, PreflightFile), &unmet); err != nil {
+	path := filepath.Join(h.Dir, PreflightFile)
+	there, err := readJSON(path, &unmet)
+	if err == nil && !there { // no machine could look
+		err = WriteJSON(path, unmet)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return unmet, cmp.Or(h.readBase(), os.RemoveAll(dir))
@@ -392,7 +404,7 @@ func NewBench(o HuntOptions, first Order, slot int) (*Bench, error) {
 		return nil, err
 	}
 	o.Case, o.Tool = c, first.Tool
-	return &Bench{hunt: &hunt{HuntOptions: o, space: c.Space, fixed: design.Arm{}}}, nil
+	return &Bench{hunt: &hunt{HuntOptions: o, space: c.Space, fixed: design.Arm{}, elsewhere: true}}, nil
 }
 
 // Up says whether a server runs, and by which order.
@@ -402,7 +414,7 @@ func (b *Bench) Up() (launch int, up bool) { return b.launch, b.hunt.server != n
 func (b *Bench) Stop() { b.hunt.stop() }
 
 // Run carries an order out in dir, which must not exist. Of order 0 there is no
-// trial.
+// trial. An error may be this machine's: see [target.OfMachine].
 func (b *Bench) Run(ctx context.Context, o Order, dir string) (*Trial, error) {
 	h := b.hunt
 	h.Dir = dir

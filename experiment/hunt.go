@@ -264,7 +264,7 @@ func (h *hunt) lookAtSafe(ctx context.Context) ([]Unmet, error) {
 		return nil, err
 	}
 	if err := h.launch(ctx, arm, filepath.Join(h.Dir, logsDir, "preflight")); err != nil {
-		if _, failed := errors.AsType[*target.LaunchError](err); failed && ctx.Err() == nil {
+		if _, failed := h.ofArm(ctx, err); failed {
 			return nil, nil
 		}
 		return nil, err
@@ -300,6 +300,15 @@ type hunt struct {
 	ops    func(oracle.OpResult)
 	base   *Base // nil: all that is broken counts
 	wedge  bool  // that the server stops answering is what counts
+	// elsewhere says that what this machine's fault is isn't the arm's: another
+	// machine may carry the order out.
+	elsewhere bool
+}
+
+// ofArm reports whether a launch failed for the arm's sake.
+func (h *hunt) ofArm(ctx context.Context, err error) (*target.LaunchError, bool) {
+	failed, ok := errors.AsType[*target.LaunchError](err)
+	return failed, ok && ctx.Err() == nil && (!h.elsewhere || !target.OfMachine(err))
 }
 
 func (h *hunt) show(s Step) {
@@ -370,7 +379,7 @@ func (h *hunt) trial(ctx context.Context, number int, t *Trial) (*oracle.Verdict
 		started := time.Now()
 		err := h.launch(ctx, arm, filepath.Join(dir, logsDir))
 		t.LaunchMS = time.Since(started).Milliseconds()
-		if failed, ok := errors.AsType[*target.LaunchError](err); ok && ctx.Err() == nil {
+		if failed, ok := h.ofArm(ctx, err); ok {
 			o.Outcome, t.Note = search.Invalid, failed.Error()
 			return nil, WriteJSON(filepath.Join(dir, TrialFile), t)
 		}

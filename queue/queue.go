@@ -165,6 +165,19 @@ func (q *Queue) Delete(ctx context.Context) error {
 // Only is the label that one worker alone has.
 func Only(worker string) string { return "worker=" + worker }
 
+// Not is a need that every worker but one meets.
+func Not(worker string) string { return not + Only(worker) }
+
+const not = "!"
+
+// Meets reports whether a worker with such labels meets all needs.
+func Meets(labels, needs []string) bool {
+	return !slices.ContainsFunc(needs, func(need string) bool {
+		label, negated := strings.CutPrefix(need, not)
+		return slices.Contains(labels, label) == negated
+	})
+}
+
 // consumerName names what workers with such needs take from. JetStream wants
 // the subjects of a work queue's consumers apart, so needs are part of the subject.
 func consumerName(needs []string) string {
@@ -329,10 +342,7 @@ func (q *Queue) fitting(ctx context.Context, labels, must []string) ([]string, e
 	}
 	var names []string
 	for name, needs := range q.needs {
-		lacks := func(have []string) func(string) bool {
-			return func(need string) bool { return !slices.Contains(have, need) }
-		}
-		if slices.ContainsFunc(needs, lacks(labels)) || slices.ContainsFunc(must, lacks(needs)) {
+		if !Meets(labels, needs) || slices.ContainsFunc(must, func(need string) bool { return !slices.Contains(needs, need) }) {
 			continue
 		}
 		if q.consumers[name] == nil {

@@ -401,3 +401,28 @@ func TestSweep(t *testing.T) {
 		}
 	}
 }
+
+func TestMeets(t *testing.T) {
+	t.Parallel()
+	labels := []string{"gpu=8", Only("w1")}
+	tests := []struct {
+		name  string
+		needs []string
+		want  bool
+	}{
+		{"nothing", nil, true},
+		{"what it has", []string{"gpu=8"}, true},
+		{"what it hasn't", []string{"gpu=8", "zone=x"}, false},
+		{"itself", []string{Only("w1")}, true},
+		{"another", []string{Only("w2")}, false},
+		{"anybody but itself", []string{"gpu=8", Not("w1")}, false},
+		{"anybody but another", []string{"gpu=8", Not("w2")}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Meets(labels, tt.needs); got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

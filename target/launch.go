@@ -102,6 +102,7 @@ type LaunchError struct {
 	Reason  string
 	LogFile string
 	Tail    string
+	Code    int // exit code of the process; 0 where it has none
 }
 
 func (e *LaunchError) Error() string {
@@ -131,7 +132,7 @@ func (l *Launcher) Launch(ctx context.Context, processes []Process, ready Ready,
 		return nil, err
 	}
 	if err := os.MkdirAll(logDir, 0o755); err != nil {
-		return nil, fmt.Errorf("launch: %w", err)
+		return nil, machineError{fmt.Errorf("launch: %w", err)}
 	}
 	s := &Launched{LogDir: logDir, ended: make(chan struct{}), grace: cmp.Or(l.Grace, DefaultGrace), hosts: map[string]*SSH{}}
 	for _, p := range processes {
@@ -181,7 +182,7 @@ func (l *Launcher) nobodyThere(ctx context.Context, address string) error {
 			wait = 0
 		}
 		if time.Since(began) >= wait {
-			return fmt.Errorf("launch: something listens at %s already%s; stop it, or choose another port", u.Host, who)
+			return machineError{fmt.Errorf("launch: something listens at %s already%s; stop it, or choose another port", u.Host, who)}
 		}
 		select {
 		case <-ctx.Done():
@@ -234,7 +235,7 @@ func (s *Launched) start(l *Launcher, p Process) (*running, error) {
 	r := &running{Process: p, log: filepath.Join(s.LogDir, p.Name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("launch %s: %w", p.Name, err)
+		return nil, machineError{fmt.Errorf("launch %s: %w", p.Name, err)}
 	}
 	defer log.Close() // the child has its own
 	args := slices.Concat(l.Supervisor, p.Command)
@@ -249,10 +250,10 @@ func (s *Launched) start(l *Launcher, p Process) (*running, error) {
 		r.cmd.Env = p.environ(r.cmd.Environ())
 	}
 	if r.hold, err = r.cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("launch %s: %w", p.Name, err)
+		return nil, machineError{fmt.Errorf("launch %s: %w", p.Name, err)}
 	}
 	if err := r.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("launch %s: %w", p.Name, err)
+		return nil, machineError{fmt.Errorf("launch %s: %w", p.Name, err)}
 	}
 	go func() {
 		r.err = r.cmd.Wait()
@@ -352,18 +353,21 @@ func (s *Launched) died() error {
 	for _, r := range s.processes {
 		select {
 		case <-r.done:
-			how := "ended with exit code 0"
-			if r.err != nil {
-				how = "ended: " + r.err.Error()
+			if r.err == nil {
+				return r.failed("ended with exit code 0")
 			}
-			return r.failed(how)
+			failed := r.failed("ended: " + r.err.Error())
+			if exit, ok := errors.AsType[*exec.ExitError](r.err); ok {
+				failed.Code = exit.ExitCode()
+			}
+			return failed
 		default:
 		}
 	}
 	return nil
 }
 
-func (r *running) failed(reason string) error {
+func (r *running) failed(reason string) *LaunchError {
 	return &LaunchError{Process: r.Name, Reason: reason, LogFile: r.log, Tail: tail(r.log)}
 }
 

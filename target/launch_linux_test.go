@@ -263,12 +263,17 @@ func testLaunchFails(t *testing.T, l *Launcher, host string) {
 		command []string
 		ready   Ready
 		want    []string
+		machine bool // it is the machine's
 	}{
-		{"no such program", []string{"no-such-server"}, Ready{}, []string{"launch decode", "127", "no-such-server"}},
-		{"dies while starting", []string{"sh", "-c", "echo CUDA out of memory; exit 3"}, Ready{}, []string{"exit status 3", "CUDA out of memory"}},
-		{"never ready", []string{"sh", "-c", "echo loading; sleep 60"}, Ready{Timeout: wait}, []string{"not ready after " + wait.String(), "loading"}},
-		{"port taken", []string{"true"}, Ready{URL: "http://" + taken.Addr().String()}, []string{"something listens at", "choose another port"}},
-		{"says nothing", []string{"false"}, Ready{}, []string{"exit status 1", "is empty"}},
+		{"no such program", []string{"no-such-server"}, Ready{}, []string{"launch decode", "127", "no-such-server"}, true},
+		{"no such program in a script", []string{"sh", "-c", "no-such-server"}, Ready{}, []string{"127", "no-such-server"}, true},
+		{"dies while starting", []string{"sh", "-c", "echo CUDA out of memory; exit 3"}, Ready{}, []string{"exit status 3", "CUDA out of memory"}, false},
+		{"disk full", []string{"sh", "-c", "echo 'OSError: [Errno 28] No space left on device'; exit 1"}, Ready{}, []string{"exit status 1", "No space left"}, true},
+		{"a port of its own taken", []string{"sh", "-c", "echo \"OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 30001): address already in use\"; exit 1"}, Ready{}, []string{"30001"}, true},
+		{"killed", []string{"sh", "-c", "kill -KILL $$"}, Ready{}, []string{"137"}, true},
+		{"never ready", []string{"sh", "-c", "echo loading; sleep 60"}, Ready{Timeout: wait}, []string{"not ready after " + wait.String(), "loading"}, false},
+		{"port taken", []string{"true"}, Ready{URL: "http://" + taken.Addr().String()}, []string{"something listens at", "choose another port"}, true},
+		{"says nothing", []string{"false"}, Ready{}, []string{"exit status 1", "is empty"}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -292,6 +297,9 @@ func testLaunchFails(t *testing.T, l *Launcher, host string) {
 			}
 			if _, ok := errors.AsType[*LaunchError](err); ok != (tt.name != "port taken") {
 				t.Errorf("error %T", err)
+			}
+			if got := OfMachine(err); got != tt.machine {
+				t.Errorf("of the machine: %v, want %v: %v", got, tt.machine, err)
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/queue"
+	"github.com/culprit-project/culprit/search"
 )
 
 const (
@@ -66,8 +68,23 @@ type order struct {
 	experiment.Order
 	holder string // that it was sent to; empty is to anybody
 	unsure bool   // or to one that isn't known
+	not    bool   // or to anybody but those whose machines failed on it
 	task   string
 	at     time.Time
+}
+
+// needs are the labels that a worker must have to take it.
+func (w *order) needs() []string {
+	if w.holder != "" {
+		return []string{queue.Only(w.holder)}
+	}
+	needs := slices.Clone(w.Needs)
+	if w.not {
+		for _, f := range w.Failed {
+			needs = append(needs, queue.Not(f.Worker))
+		}
+	}
+	return needs
 }
 
 // NewCrew makes the crew of a queue. Close it when done.
@@ -125,7 +142,13 @@ func (c *Crew) Size() int {
 	if c.Most > 0 {
 		return c.Most
 	}
-	return max(1, len(c.alive()))
+	return max(1, len(c.able(nil)))
+}
+
+// able are the workers that are heard of, take orders of this queue, and meet
+// the needs.
+func (c *Crew) able(needs []string) []presence {
+	return slices.DeleteFunc(c.alive(), func(p presence) bool { return p.Left[c.q.Name] != "" || !queue.Meets(p.Labels, needs) })
 }
 
 // alive are the workers that are heard of.
@@ -152,13 +175,15 @@ func (c *Crew) dead(name string) bool {
 	return time.Since(last) > c.silence
 }
 
-// taskName names an order's n-th try. A second one takes the place of one that
-// only a dead worker could carry out.
-func taskName(number, try int) string {
-	if try == 0 {
-		return fmt.Sprintf("%04d", number)
-	}
-	return fmt.Sprintf("%04d-%d", number, try)
+// taskName names an order's first try.
+func taskName(number int) string { return fmt.Sprintf("%04d", number) }
+
+// nextTask names the try after another: in place of one that only a dead worker
+// could carry out, or that a machine failed on. A queue takes each name once.
+func nextTask(task string) string {
+	first, try, _ := strings.Cut(task, "-")
+	n, _ := strconv.Atoi(try) // 0 for the first
+	return fmt.Sprintf("%s-%d", first, n+1)
 }
 
 // Ask asks for an order: of who runs its server, or of anybody.
@@ -166,7 +191,7 @@ func (c *Crew) Ask(ctx context.Context, o experiment.Order) error {
 	if c.Here {
 		o.Needs = nil
 	}
-	w := &order{Order: o, task: taskName(o.Number, 0), at: time.Now()}
+	w := &order{Order: o, task: taskName(o.Number), at: time.Now()}
 	if o.Launch != o.Number {
 		if w.holder = c.holders[o.Launch]; w.holder == "" {
 			w.unsure = true // it may have been asked for by an earlier start, of one that is known no more
@@ -181,11 +206,7 @@ func (c *Crew) put(ctx context.Context, w *order) error {
 	if err != nil {
 		return err
 	}
-	needs := w.Needs
-	if w.holder != "" {
-		needs = []string{queue.Only(w.holder)}
-	}
-	return c.patiently(ctx, func() error { return c.q.Put(ctx, w.task, needs, body) })
+	return c.patiently(ctx, func() error { return c.q.Put(ctx, w.task, w.needs(), body) })
 }
 
 // patience is how long the cluster may be away.
@@ -230,8 +251,8 @@ func (c *Crew) Next(ctx context.Context) (*experiment.Delivery, error) {
 			if r.error != nil {
 				return nil, r.error
 			}
-			if d := c.delivery(ctx, r.Result); d != nil {
-				return d, nil
+			if d, err := c.delivery(ctx, r.Result); d != nil || err != nil {
+				return d, err
 			}
 		}
 	}
@@ -242,39 +263,49 @@ func (c *Crew) Next(ctx context.Context) (*experiment.Delivery, error) {
 func (c *Crew) look(ctx context.Context) error {
 	for _, number := range slices.Sorted(maps.Keys(c.open)) {
 		w := c.open[number]
-		if w.unsure {
+		switch {
+		case w.unsure:
 			w.holder = c.holding(w.Launch)
 			w.unsure = w.holder == "" && time.Since(w.at) < c.silence
-		} else if w.holder == "" || !c.dead(w.holder) {
-			continue
-		} else {
+			if w.unsure || w.holder != "" && !c.dead(w.holder) {
+				continue
+			}
+		case w.holder != "" && c.dead(w.holder):
 			c.Say("worker %s is gone; another launches its arm anew", w.holder)
-		}
-		if w.unsure || w.holder != "" && !c.dead(w.holder) {
+		case w.not && len(c.able(w.needs())) == 0 && len(c.able(w.Needs)) > 0:
+			w.not = false // those who didn't fail are gone; the others try again
+		default:
 			continue
 		}
 		if err := c.patiently(ctx, func() error { return c.q.Withdraw(ctx, w.task) }); err != nil {
 			return err
 		}
-		w.holder, w.task = "", taskName(number, 1)
+		w.holder, w.task = "", nextTask(w.task)
 		if err := c.put(ctx, w); err != nil {
 			return err
 		}
 	}
 	c.unhand()
 	c.sweep(ctx)
+	alive := c.alive()
+	if c.Here && len(alive) > 0 && len(c.able(nil)) == 0 {
+		return fmt.Errorf("this machine failed on %d trials in a row: %s", mostTrouble, alive[0].Left[c.q.Name])
+	}
 	if time.Since(c.lastSaid) < nobodySaid {
 		return nil
 	}
-	alive := c.alive()
 	for _, w := range c.open {
-		if w.holder != "" || time.Since(w.at) < nobodySaid || slices.ContainsFunc(alive, func(p presence) bool { return has(p.Labels, w.Needs) }) {
+		if w.holder != "" || time.Since(w.at) < nobodySaid || len(c.able(w.needs())) > 0 {
 			continue
 		}
 		c.lastSaid = time.Now()
 		var names []string
 		for _, p := range alive {
-			names = append(names, p.Name)
+			name := p.Name
+			if why := p.Left[c.q.Name]; why != "" {
+				name += " (takes no more of it: " + why + ")"
+			}
+			names = append(names, name)
 		}
 		there := "there is none"
 		if len(names) > 0 {
@@ -336,20 +367,24 @@ func (c *Crew) sweep(ctx context.Context) {
 	}
 }
 
-func has(labels, needs []string) bool {
-	return !slices.ContainsFunc(needs, func(n string) bool { return !slices.Contains(labels, n) })
-}
-
 // delivery is what a result says; nil for one that can't be read, which is
-// dropped.
-func (c *Crew) delivery(ctx context.Context, r *queue.Result) *experiment.Delivery {
+// dropped, and for one of a machine that failed, whose order another gets.
+func (c *Crew) delivery(ctx context.Context, r *queue.Result) (*experiment.Delivery, error) {
 	var got result
 	if err := json.Unmarshal(r.Body, &got); err != nil {
 		c.Say("result %s can't be read: %s", r.ID, err)
 		_ = r.Kept(ctx)
-		return nil
+		return nil, nil
 	}
 	w := c.open[got.Number]
+	if len(got.Failed) > 0 {
+		if w == nil {
+			return nil, r.Kept(ctx) // it was delivered meanwhile
+		}
+		if again, err := c.elsewhere(ctx, w, r, &got); again || err != nil {
+			return nil, err
+		}
+	}
 	d := &experiment.Delivery{Number: got.Number, Worker: got.Worker, Up: got.Up, Trial: got.Trial, Error: got.Error}
 	d.Files = func(ctx context.Context, dir string) error {
 		if got.Files == "" {
@@ -388,5 +423,60 @@ func (c *Crew) delivery(ctx context.Context, r *queue.Result) *experiment.Delive
 		delete(c.open, got.Number)
 		c.taking[got.Number] = true
 	}
-	return d
+	return d, nil
+}
+
+// elsewhere asks another worker for an order that a machine failed on: one whose
+// machine hasn't, or the only one again. When all failed, it makes the result one
+// of a void trial, and says so by false.
+func (c *Crew) elsewhere(ctx context.Context, w *order, r *queue.Result, got *result) (again bool, err error) {
+	if !c.Here || len(c.alive()) < c.Most {
+		wait(ctx, 2*presenceEvery-time.Since(c.since)) // until all workers were heard of
+	}
+	w.Failed, w.holder, w.unsure, w.not, w.task = got.Failed, "", false, true, nextTask(r.ID)
+	why := failures(w.Failed)
+	if len(c.able(w.needs())) == 0 {
+		w.not = false
+		only := !slices.ContainsFunc(w.Failed, func(f experiment.Failure) bool { return f.Worker != got.Worker })
+		if !only || len(w.Failed) >= mostTrouble {
+			got.Failed = nil
+			if got.Number == 0 {
+				c.Say("no worker's machine could launch the arm in which all is safe: %s", why)
+				return false, nil
+			}
+			got.Trial = &experiment.Trial{Note: "no worker's machine could launch it: " + why, Observation: &search.Observation{Outcome: search.Void}}
+			return false, nil
+		}
+	}
+	next := "another gets it"
+	if !w.not {
+		next = "it tries again"
+	}
+	c.Say("worker %s can't run order %d, by its machine's fault, so %s: %s", got.Worker, got.Number, next, got.Failed[len(got.Failed)-1].Why)
+	// The result goes once the order is on the queue again: after a kill it comes
+	// once more, and asks for the same.
+	if err := c.put(ctx, w); err != nil {
+		return false, err
+	}
+	return true, r.Kept(ctx)
+}
+
+// failures says on which machines an order failed, and why.
+func failures(all []experiment.Failure) string {
+	var names []string
+	times, why := map[string]int{}, map[string]string{}
+	for _, f := range all {
+		if times[f.Worker]++; times[f.Worker] == 1 {
+			names = append(names, f.Worker)
+		}
+		why[f.Worker] = f.Why
+	}
+	for i, name := range names {
+		often := ""
+		if times[name] > 1 {
+			often = fmt.Sprintf(" (%d times)", times[name])
+		}
+		names[i] = name + often + ": " + why[name]
+	}
+	return strings.Join(names, "; ")
 }

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -37,6 +38,10 @@ import (
 const (
 	// mostTaken is how many workers may die on one order.
 	mostTaken = 4
+	// mostTrouble is on how many orders in a row of one case a worker's machine
+	// may fail until it takes no more of them, and how often an order is tried by
+	// the only worker that there is.
+	mostTrouble = 3
 	// holdTime is how long a server waits for its next order when nobody says
 	// that it needn't: longer than a hunt takes to think.
 	holdTime = 2 * time.Minute
@@ -71,6 +76,8 @@ type presence struct {
 	// Holds says that a server runs which waits for more orders.
 	Holds  string `json:"holds,omitempty"` // of which queue
 	Launch int    `json:"launch,omitempty"`
+	// Left are the queues whose orders its machine failed on, each with why.
+	Left map[string]string `json:"left,omitempty"`
 }
 
 // result is what a worker hands over.
@@ -82,6 +89,9 @@ type result struct {
 	Files  string            `json:"files,omitempty"` // in the store
 	Trial  *experiment.Trial `json:"trial,omitempty"`
 	Error  string            `json:"error,omitempty"`
+	// Failed says that the machine failed, and those before it: nothing came of
+	// the order, but may elsewhere. The last one is this worker's.
+	Failed []experiment.Failure `json:"failed,omitempty"`
 }
 
 // finished is a run that wasn't handed over yet, in its directory.
@@ -98,6 +108,9 @@ type worker struct {
 	queues map[string]*queue.Queue
 	shun   map[string]time.Time // queues whose orders it can't carry out, until when
 	listed time.Time
+
+	trouble map[string][]int                  // by queue: the orders in a row that this machine failed on
+	left    atomic.Pointer[map[string]string] // by queue: why it takes no more orders of it; never changed in place
 
 	bench    *experiment.Bench
 	of       string   // the queue of the bench
@@ -123,7 +136,8 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return fmt.Errorf("start worker: %w", err)
 	}
-	w := &worker{Options: o, conn: conn, queues: map[string]*queue.Queue{}, shun: map[string]time.Time{}, released: make(chan int, 16)}
+	w := &worker{Options: o, conn: conn, queues: map[string]*queue.Queue{}, shun: map[string]time.Time{}, trouble: map[string][]int{}, released: make(chan int, 16)}
+	w.left.Store(&map[string]string{})
 	w.Labels = append(slices.Clone(o.Labels), queue.Only(o.Name))
 	release, err := conn.Subscribe(releaseSubject+o.Name, func(m *nats.Msg) {
 		var launch int
@@ -163,7 +177,7 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 // present says every now and then that the worker is there.
 func (w *worker) present(ctx context.Context) {
 	for ctx.Err() == nil {
-		p := presence{Name: w.Name, Labels: w.Labels, Queue: w.Queue}
+		p := presence{Name: w.Name, Labels: w.Labels, Queue: w.Queue, Left: *w.left.Load()}
 		if h := w.holds.Load(); h != nil {
 			p.Holds, p.Launch = h.Holds, h.Launch
 		}
@@ -253,6 +267,10 @@ func (w *worker) list(ctx context.Context) error {
 // gone forgets a queue.
 func (w *worker) gone(name string) {
 	delete(w.queues, name)
+	delete(w.trouble, name)
+	left := maps.Clone(*w.left.Load())
+	delete(left, name)
+	w.left.Store(&left)
 	if w.of == name {
 		w.stop()
 	}
@@ -274,7 +292,7 @@ func (w *worker) take(ctx context.Context) (*queue.Queue, *queue.Task, error) {
 		}
 	}
 	for _, q := range w.queues {
-		if time.Now().Before(w.shun[q.Name]) {
+		if time.Now().Before(w.shun[q.Name]) || (*w.left.Load())[q.Name] != "" {
 			wait(ctx, again/4)
 			continue
 		}
@@ -362,7 +380,29 @@ func (w *worker) carryOut(ctx context.Context, q *queue.Queue, task *queue.Task,
 		}
 		return errors.Join(err, task.GiveBack())
 	}
+	w.account(q, &r.result)
 	return w.handOver(ctx, q, task, dir, r)
+}
+
+// account books whether the machine failed, and has the worker leave a queue
+// where it keeps failing.
+func (w *worker) account(q *queue.Queue, r *result) {
+	if len(r.Failed) == 0 {
+		delete(w.trouble, q.Name)
+		return
+	}
+	why := r.Failed[len(r.Failed)-1].Why
+	w.Say("this machine can't run %d of %s: %s", r.Number, q.Name, why)
+	if t := w.trouble[q.Name]; !slices.Contains(t, r.Number) {
+		w.trouble[q.Name] = append(t, r.Number)
+	}
+	if len(w.trouble[q.Name]) < mostTrouble {
+		return
+	}
+	left := maps.Clone(*w.left.Load())
+	left[q.Name] = why
+	w.left.Store(&left)
+	w.Say("takes no more trials of %s, since its machine failed on %d in a row: mend it, and start the worker again", q.Name, mostTrouble)
 }
 
 // run carries it out. An error that another worker may not have is returned; one
@@ -388,7 +428,11 @@ func (w *worker) run(ctx context.Context, q *queue.Queue, o experiment.Order, di
 	trial, err := w.bench.Run(ctx, o, dir)
 	if err != nil && ctx.Err() == nil {
 		w.stop()
-		r.Error = err.Error()
+		if target.OfMachine(err) {
+			r.Failed = append(slices.Clone(o.Failed), experiment.Failure{Worker: w.Name, Why: brief(err)})
+		} else {
+			r.Error = err.Error()
+		}
 		return nil
 	}
 	if err != nil {
@@ -397,6 +441,14 @@ func (w *worker) run(ctx context.Context, q *queue.Queue, o experiment.Order, di
 	r.Trial, r.Files = trial, fmt.Sprintf("%04d.%s", o.Number, rand.Text()[:10])
 	_, r.Up = w.bench.Up()
 	return nil
+}
+
+// brief is an error without the log that stays on this machine.
+func brief(err error) string {
+	if failed, ok := errors.AsType[*target.LaunchError](err); ok {
+		return failed.Brief()
+	}
+	return err.Error()
 }
 
 // handOver uploads a run, and tries again until that has worked or nobody wants

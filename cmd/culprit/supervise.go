@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"time"
 
@@ -17,7 +18,10 @@ type superviseCommand struct {
 func (c *superviseCommand) Run() error {
 	code, err := target.Supervise(c.Command, os.Stdin, c.Grace)
 	if err != nil {
-		return err
+		// As a shell does for a program that can't be started.
+		const noProgram = 127
+		fmt.Fprintln(os.Stderr, "culprit:", err)
+		code = noProgram
 	}
 	os.Exit(code)
 	return nil

@@ -285,7 +285,7 @@ type WorkerOptions struct {
 // Work carries out the trials of hunts that run elsewhere, until ctx ends.
 func Work(ctx context.Context, o WorkerOptions, out Output) error {
 	for _, label := range o.Labels {
-		if key, value, ok := strings.Cut(label, "="); !ok || key == "" || value == "" || strings.ContainsAny(label, "\n") || key == "worker" {
+		if key, value, ok := strings.Cut(label, "="); !ok || key == "" || value == "" || strings.ContainsAny(label, "\n") || key == "worker" || label[0] == '!' {
 			return usage("--label %q: want key=value, such as gpu=8", label)
 		}
 	}
