@@ -3,6 +3,7 @@ package queue
 import (
 	"archive/tar"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -58,9 +59,22 @@ func (q *Queue) Upload(ctx context.Context, name, dir string) error {
 	_, err = q.files.Put(ctx, jetstream.ObjectMeta{Name: name}, reader)
 	reader.Close() //nolint:errcheck // it is a pipe
 	if err != nil {
-		return fmt.Errorf("upload %s: %w", name, noSpace(gone(err)))
+		return fmt.Errorf("upload %s: %w", name, errors.Join(noSpace(gone(err)), q.forget(ctx, name)))
 	}
 	return nil
+}
+
+// forget takes off the name of an upload that failed: it is sent before the parts
+// were acknowledged, and who finds it waits for them.
+func (q *Queue) forget(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	bucket := prefix + q.Name
+	stream, err := q.conn.stream.Stream(ctx, "OBJ_"+bucket)
+	if err == nil { // how the object store names things: NATS ADR-20
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject("$O."+bucket+".M."+base64.URLEncoding.EncodeToString([]byte(name))))
+	}
+	return gone(err)
 }
 
 // transferTime bounds how long so many bytes may be on their way: on a slow line,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -398,6 +399,32 @@ func TestSweep(t *testing.T) {
 	for deadline := time.Now().Add(5 * time.Second); sweep() != 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("half an upload stays")
+		}
+	}
+}
+
+// The store takes the name of an upload whose only part it refused.
+func TestFullStoreOfOnePart(t *testing.T) {
+	t.Parallel()
+	maker, _ := newQueue(t, Options{MaxBytes: 60_000})
+	dir := t.TempDir()
+	noise := make([]byte, 100_000) // less than a part
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = byte(random.Uint32())
+	}
+	if err := os.WriteFile(filepath.Join(dir, "noise"), noise, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for range 20 { // which comes first is chance
+		err := maker.Upload(ctx, "big", dir)
+		if _, full := errors.AsType[*NoSpaceError](err); !full {
+			t.Fatalf("the error is %v", err)
+		}
+		if err := maker.Download(ctx, "big", filepath.Join(t.TempDir(), "big")); !errors.Is(err, ErrNoFiles) {
+			t.Fatalf("its name is there: %v", err)
 		}
 	}
 }
