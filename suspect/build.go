@@ -250,7 +250,7 @@ func (m *maker) factors() {
 			if !slices.Contains(strings.Fields(s.Engine), p.engine) && s.Engine != AnyEngine || !m.applies(&s, p) {
 				continue
 			}
-			if k := m.pick(&s, p); k != nil {
+			if k := m.pick(&s, p); k != nil && !m.isSafe(&s, p, k) {
 				all = append(all, found{p, k})
 			}
 		}
@@ -316,19 +316,19 @@ func (m *maker) applies(s *Suspect, p *process) bool {
 	if s.When == "" {
 		return true
 	}
-	ok, err := m.holds(m.of(s.When, p), design.Level{})
+	ok, err := m.holds(m.of(s.When, p))
 	if err != nil && strings.Contains(s.When, "gpus") {
 		return len(m.Live.Hosts) == 0 // we looked, and there are none
 	}
 	return ok || err != nil
 }
 
-func (m *maker) holds(expression string, l design.Level) (bool, error) {
+func (m *maker) holds(expression string) (bool, error) {
 	claim, err := target.CompileClaim(expression)
 	if err != nil {
 		return false, err
 	}
-	ok, _, err := claim.Holds(m.Live, l)
+	ok, _, err := claim.Holds(m.Live, design.Level{})
 	return ok, err
 }
 
@@ -346,6 +346,28 @@ func (m *maker) of(expression string, p *process) string {
 	return ofFlag.ReplaceAllString(expression, `flag($1, "`+p.Name+`")`)
 }
 
+// says reports whether an expression that the live server answers to holds in
+// the levels.
+func (m *maker) says(expression string, k *pick) (suspect, safe, answered bool) {
+	claim, err := target.CompileClaim(expression)
+	if err != nil || !claim.Answered(m.Live) {
+		return false, false, false
+	}
+	suspect, _, err = claim.Holds(m.Live, k.suspect.named(design.Suspect))
+	safe, _, err2 := claim.Holds(m.Live, k.safe.named(design.Safe))
+	return suspect, safe, err == nil && err2 == nil
+}
+
+// isSafe reports whether the server says that it has the safe level, whatever
+// it was started with: it has turned off what it can't do.
+func (m *maker) isSafe(s *Suspect, p *process, k *pick) bool {
+	if s.Attest == "" {
+		return false
+	}
+	suspect, safe, answered := m.says(m.of(s.Attest, p), k)
+	return answered && safe && !suspect
+}
+
 // claim is what attests a level: the table's expression where the live server
 // answers to it, else that of the command line or the environment; empty where
 // neither tells one level from the other.
@@ -355,9 +377,7 @@ func (m *maker) claim(s *Suspect, p *process, k *pick) string {
 			continue
 		}
 		expression = m.of(expression, p)
-		suspect, err := m.holds(expression, k.suspect.named(design.Suspect))
-		safe, err2 := m.holds(expression, k.safe.named(design.Safe))
-		if err == nil && err2 == nil && suspect && !safe {
+		if suspect, safe, answered := m.says(expression, k); answered && suspect && !safe {
 			return expression
 		}
 	}
@@ -519,13 +539,13 @@ func (m *maker) settle() {
 				m.leave(p, head, "has a secret in it: fill it in")
 				m.todo("process %s: the value of %s has a secret in it, which isn't here: fill it in", p.Name, head)
 			default:
-				m.leave(p, strings.TrimSpace(head+" "+value), m.harmless(head))
+				m.leave(p, strings.TrimSpace(head+" "+value), m.harmless(p, head))
 			}
 		}
 	}
 }
 
-func (m *maker) harmless(flag string) string {
+func (m *maker) harmless(p *process, flag string) string {
 	for _, h := range m.Table.Harmless {
 		if slices.ContainsFunc(h.Flags, func(f string) bool { return spelled(f) == spelled(flag) }) {
 			return h.Why
@@ -536,6 +556,9 @@ func (m *maker) harmless(flag string) string {
 			name, _, _ := strings.Cut(f, "=")
 			return spelled(name) == spelled(flag)
 		}) {
+			if !m.applies(&s, p) {
+				return "what is safe for " + s.Name + " elsewhere isn't for this server"
+			}
 			return "as " + s.Name + " is safe"
 		}
 	}

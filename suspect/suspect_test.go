@@ -50,12 +50,34 @@ const sglangInfo = `{"disable_radix_cache":false,"disable_cuda_graph":false,"dis
 	"speculative_algorithm":"EAGLE","tp_size":4,"disable_custom_all_reduce":false,"disable_shared_experts_fusion":true,"disaggregation_mode":"null",
 	"max_running_requests":48,"context_length":163840,"internal_states":[{"x":1}]}`
 
+// sglangCPU is SGLang 0.5.23 with Gemma 3 270M on a processor, as
+// examples/sglang-cpu runs it, with part of what it said.
+func sglangCPU(info string, flags string) suspect.Server {
+	body, err := os.ReadFile(filepath.Join("testdata", info))
+	if err != nil {
+		panic(err)
+	}
+	s := server("sglang", "0.5.23", map[string]string{
+		"/server_info": string(body),
+		"/model_info":  `{"model_path":"models/gemma-3-270m-hf","load_format":"auto","disaggregation_mode":"null","model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"]}`,
+		"/v1/models":   `{"object":"list","data":[{"id":"models/gemma-3-270m-hf","object":"model","created":1795996090,"owned_by":"sglang","root":"models/gemma-3-270m-hf","parent":null,"max_model_len":32768}]}`,
+	}, process{
+		name: "server", env: map[string]string{"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"},
+		command: ".venv/bin/python -m sglang.launch_server --model-path models/gemma-3-270m-hf --host 127.0.0.1 --port 30000 --device cpu --attention-backend torch_native --max-total-tokens 65536 --chat-template ../gemma/chat.jinja " + flags,
+	})
+	s.Live.Hosts = []target.HostFacts{{Kernel: "Linux"}}
+	return s
+}
+
 var servers = map[string]func() suspect.Server{
 	"sglang": func() suspect.Server {
 		return server("sglang", "0.5.9", map[string]string{"/server_info": sglangInfo, "/v1/models": `{"data":[{"id":"m","max_model_len":163840}]}`}, process{
 			name: "server", dir: "/srv", env: map[string]string{"SGLANG_ENABLE_SPEC_V2": "1", "HF_TOKEN": target.Redacted, "PATH": "/opt/venv/bin:/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"},
 			command: `python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp-size 4 --host 0.0.0.0 --port 30000 --enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend kernel --speculative-algorithm EAGLE --speculative-num-steps=3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --kv-cache-dtype fp8_e5m2 --attention-backend=flashmla --api-key ` + target.Redacted + ` --some-new-flag 7 --mem-fraction-static 0.8 --tool-call-parser deepseekv3`,
 		})
+	},
+	"sglang-cpu": func() suspect.Server { // a real one's answers
+		return sglangCPU("sglang-cpu.json", "--sleep-on-idle")
 	},
 	"sglang-pd": func() suspect.Server {
 		prefill := strings.Replace(sglangInfo, `"null"`, `"prefill"`, 1)
@@ -135,6 +157,28 @@ func TestMake(t *testing.T) {
 	}
 }
 
+// What a server says when it was started with the safe levels is what the case
+// of the failing one expects of them.
+func TestSafeArm(t *testing.T) {
+	live := servers["sglang-cpu"]()
+	c := suspect.Make(live, suspect.Options{Table: suspect.Builtin()})
+	read, err := experiment.ParseCase("case.yaml", []byte(c.Text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	safe := sglangCPU("sglang-cpu-safe.json", "--disable-radix-cache --disable-overlap-schedule --grammar-backend llguidance --chunked-prefill-size -1")
+	if wrong := read.Attest(safe.Live, read.Space.Safe()); len(wrong) > 0 {
+		t.Errorf("it isn't the safe arm: %q", wrong)
+	}
+	if wrong := read.Attest(live.Live, read.Space.Safe()); len(wrong) != 5 {
+		t.Errorf("the live server passes for the safe arm but for %q", wrong)
+	}
+	again := suspect.Make(safe, suspect.Options{Table: suspect.Builtin()})
+	if len(again.Factors) > 0 {
+		t.Errorf("of the safe server, these are suspects: %v", again.Factors)
+	}
+}
+
 // sameWords compares command lines but for their order, secrets, free ports
 // and what YAML can't hold.
 func sameWords(a, b []string) bool {
@@ -194,6 +238,32 @@ func TestParse(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := suspect.Parse("mine.yaml", []byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// Each version of SGLang is given the flags that it has.
+func TestSGLangVersions(t *testing.T) {
+	decode := "--disable-decode-cuda-graph"
+	for _, tt := range []struct{ version, flags, graph, prefill string }{
+		{"0.5.9", "", "--disable-cuda-graph", ""},
+		{"0.5.9", "--enable-piecewise-cuda-graph", "--disable-cuda-graph", "-"},
+		{"0.5.12", "", "--disable-cuda-graph", "--disable-piecewise-cuda-graph"},
+		{"0.5.14", "", decode, "--disable-prefill-cuda-graph"},
+		{"0.5.23", "", decode, "--disable-prefill-cuda-graph"},
+		{"0.5.23", "--disable-prefill-cuda-graph", decode, ""},
+		{"0.5.23", "--cuda-graph-backend-prefill disabled --cuda-graph-backend-decode full", decode, ""},
+		{"0.5.23", "--disable-cuda-graph", "", ""},
+	} {
+		t.Run(tt.version+" "+tt.flags, func(t *testing.T) {
+			c := suspect.Make(server("sglang", tt.version, nil, process{name: "server", command: "python -m sglang.launch_server --model-path m " + tt.flags}), suspect.Options{Table: suspect.Builtin()})
+			got := map[string]string{}
+			for _, f := range c.Factors {
+				got[f.Name] = f.Safe
+			}
+			if got["cuda_graph"] != tt.graph || got["piecewise_graph"] != tt.prefill {
+				t.Errorf("decode %q, prefill %q, want %q, %q", got["cuda_graph"], got["piecewise_graph"], tt.graph, tt.prefill)
 			}
 		})
 	}

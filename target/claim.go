@@ -147,6 +147,28 @@ func unjoin(args []string) []string {
 	return out
 }
 
+// Answered reports whether the server says all that the claim asks it. To an
+// expression, what it doesn't say is nil, as what it says is null.
+func (c *Claim) Answered(a *Attestation) bool {
+	env, _ := claimEnv(a, design.Level{})
+	for _, used := range membersIn(c.tree) {
+		if !slices.ContainsFunc(used, func(name string) bool { return slices.Contains(ofServer, name) }) {
+			continue // it is the environment's, say
+		}
+		parent, ok := lookUp(env, used.parent()).(map[string]any)
+		if !ok {
+			return false
+		}
+		if _, said := parent[used.last()]; !said {
+			return false
+		}
+	}
+	return true
+}
+
+// ofServer are the names of what the server says of itself.
+var ofServer = []string{"server_info", "model_info", "props"}
+
 // Holds reports whether the claim is true of a live server that should have a
 // level. When it isn't, why says what was found instead; an error says that it
 // can't be told.

@@ -75,6 +75,33 @@ func TestClaims(t *testing.T) {
 	}
 }
 
+func TestAnswered(t *testing.T) {
+	a := attested()
+	a.Endpoints[0].Body = json.RawMessage(`{"speculative_algorithm":null,"graph":{"decode":{"backend":"full"}}}`)
+	for _, tt := range []struct {
+		text string
+		want bool
+	}{
+		{"server_info.speculative_algorithm == nil", true}, // it says so
+		{"server_info.speculation == nil", false},
+		{`server_info.graph.decode.backend == "full"`, true},
+		{`server_info.graph.prefill.backend == "full"`, false},
+		{"server_info.speculative_algorithm.x == nil", false},
+		{"processes.decode.server_info.page_size == 32", true},
+		{"processes.prefill.server_info.page_size == 32", false},
+		{"props.x == nil", false},
+		{`env.SGLANG_Y == nil and flag("--x") == nil`, true}, // the server isn't asked
+	} {
+		c, err := CompileClaim(tt.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Answered(a); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.text, got, tt.want)
+		}
+	}
+}
+
 func TestClaimErrors(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"unknown name", "serverinfo.x == 1", `unknown name "serverinfo"; nearest known name: "server_info"`},

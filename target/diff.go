@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -65,11 +66,18 @@ func Diff(a, b *Attestation) []Difference {
 			diffs = append(diffs, Difference{key.kind, key.process, key.name, Absent, r})
 		}
 	}
+	diffs = slices.DeleteFunc(diffs, func(d Difference) bool {
+		key := factKey{d.Kind, d.Process, ofRank.ReplaceAllString(d.Name, "$1")}
+		return key.name != d.Name && left.get(key) == d.A && right.get(key) == d.B
+	})
 	slices.SortFunc(diffs, func(x, y Difference) int {
 		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Process, y.Process), cmp.Compare(x.Name, y.Name))
 	})
 	return diffs
 }
+
+// ofRank is a setting that SGLang says once more for each of its ranks.
+var ofRank = regexp.MustCompile(`^(server_info\.)internal_states\[[0-9]+\]\.`)
 
 // Changed says what changed on a server between two attestations, if anything
 // did that makes a run between them void: it restarted, or what it runs is
@@ -317,7 +325,7 @@ func envKind(name string) Kind {
 // noisyKeys of what servers say of themselves change as they work, or differ
 // between servers that are alike.
 var noisyKeys = []string{
-	"port", "host", "nccl_port", "dist_init_addr", "disaggregation_bootstrap_port", "random_seed", "created", "permission", "startup_time", "uptime", "uptime_s",
+	"port", "host", "launch_command", "nccl_port", "dist_init_addr", "disaggregation_bootstrap_port", "random_seed", "created", "permission", "startup_time", "uptime", "uptime_s",
 	"last_gen_throughput", "memory_usage", "avg_spec_accept_length", "step_time_dict", "status", "kv_events", "is_sleeping", "started", "now", "id_start",
 	"load", "num_running_reqs", "num_queue_reqs", "requests", "counters", "stats", "log_file", "pid", "process_id",
 	"id_task", "is_processing", "media_marker", "next_token", "prompt", "n_past", "n_decoded", "n_remain",

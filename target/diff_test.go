@@ -37,7 +37,7 @@ func diffed() *Attestation {
 			{Name: "decode", Main: true, PID: 10, StartTicks: 5, Started: time.Unix(1, 0), Args: []string{"s", "--port", "1", "--page-size", "64"}, Env: map[string]string{"X": "1", "PWD": "/a"}},
 			{Name: "decode", PID: 11, Parent: 10},
 		},
-		Endpoints:     []Endpoint{{Path: "/server_info", Body: json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8"}],"started":"a"}`)}},
+		Endpoints:     []Endpoint{{Path: "/server_info", Body: json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8","page_size":64,"chunk":8}],"chunk":8,"launch_command":"--port 1","started":"a"}`)}},
 		Files:         []File{{Process: "decode", Path: "/p", Size: 3, SHA256: strings.Repeat("a", 64)}},
 		Packages:      []Package{{Process: "decode", Name: "sglang", Dir: "/d", SHA256: strings.Repeat("b", 64), Files: map[string]string{"x.py": "1", "y.py": "2"}}},
 		Distributions: map[string]string{"torch": "2.8"},
@@ -56,7 +56,7 @@ func TestDiff(t *testing.T) {
 	b.Processes[0].Args = []string{"s", "--port", "2", "--page-size", "32", "--new"}
 	b.Processes[0].Env = map[string]string{"X": "2", "PWD": "/b", "Y": "1"}
 	b.Processes[0].PID = 20
-	b.Endpoints[0].Body = json.RawMessage(`{"page_size":32,"list":[1,3],"internal_states":[{"last_gen_throughput":2.5,"kv":"bf16"}],"started":"b"}`)
+	b.Endpoints[0].Body = json.RawMessage(`{"page_size":32,"list":[1,3],"internal_states":[{"last_gen_throughput":2.5,"kv":"bf16","page_size":32,"chunk":4}],"chunk":8,"launch_command":"--port 2","started":"b"}`)
 	b.Files[0].SHA256 = strings.Repeat("c", 64)
 	b.Packages[0].Files["x.py"], b.Packages[0].SHA256 = "9", strings.Repeat("d", 64)
 	b.Distributions["torch"] = "2.9"
@@ -69,6 +69,7 @@ func TestDiff(t *testing.T) {
 	want := []string{
 		"flag --new: (none) / true",
 		"flag --page-size: 64 / 32",
+		"setting server_info.internal_states[0].chunk: 8 / 4",
 		"setting server_info.internal_states[0].kv: fp8 / bf16",
 		"setting server_info.list: [1,2] / [1,3]",
 		"setting server_info.page_size: 64 / 32",
@@ -85,6 +86,7 @@ func TestDiff(t *testing.T) {
 		"noise PWD: /a / /b",
 		"noise process id: 10 / 20",
 		"noise server_info.internal_states[0].last_gen_throughput: 1.5 / 2.5",
+		"noise server_info.launch_command: --port 1 / --port 2",
 		"noise server_info.started: a / b",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -96,7 +98,7 @@ func TestDiff(t *testing.T) {
 func TestDiffOfSilence(t *testing.T) {
 	b := diffed()
 	b.Endpoints = nil
-	want := []Difference{{SettingDiff, "", "server_info", "5 settings", Absent}}
+	want := []Difference{{SettingDiff, "", "server_info", "9 settings", Absent}}
 	if diff := cmp.Diff(want, Diff(diffed(), b)); diff != "" {
 		t.Error(diff)
 	}
@@ -110,7 +112,7 @@ func TestChanged(t *testing.T) {
 	}{
 		{"nothing", func(*Attestation) {}, nil},
 		{"it worked", func(a *Attestation) {
-			a.Endpoints[0].Body = json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":9,"kv":"fp8"}],"started":"a"}`)
+			a.Endpoints[0].Body = json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":9,"kv":"fp8","page_size":64,"chunk":8}],"chunk":8,"launch_command":"--port 1","started":"a"}`)
 			a.Processes = a.Processes[:1]
 			a.Libraries = append(a.Libraries, File{Process: "decode", Path: "/late"})
 		}, nil},
@@ -120,10 +122,10 @@ func TestChanged(t *testing.T) {
 		{"it ended", func(a *Attestation) { a.Processes = nil }, []string{"restarted", "--page-size", "command", "X"}},
 		{"it says that it started anew", func(a *Attestation) {
 			a.Processes = diffed().Processes
-			a.Endpoints[0].Body = json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8"}],"started":"b"}`)
+			a.Endpoints[0].Body = json.RawMessage(`{"page_size":64,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8","page_size":64,"chunk":8}],"chunk":8,"launch_command":"--port 1","started":"b"}`)
 		}, []string{"restarted"}},
 		{"a setting", func(a *Attestation) {
-			a.Endpoints[0].Body = json.RawMessage(`{"page_size":32,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8"}],"started":"a"}`)
+			a.Endpoints[0].Body = json.RawMessage(`{"page_size":32,"list":[1,2],"internal_states":[{"last_gen_throughput":1.5,"kv":"fp8","page_size":64,"chunk":8}],"chunk":8,"launch_command":"--port 1","started":"a"}`)
 		}, []string{"server_info.page_size"}},
 		{"a file", func(a *Attestation) { a.Packages[0].Files["x.py"] = "7" }, []string{"sglang/x.py"}},
 	}

@@ -6,6 +6,7 @@
 package target
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -84,23 +85,21 @@ func (s *Server) Identify(ctx context.Context) (Identity, error) {
 		Version string `json:"version"`
 		Build   string `json:"build_info"`
 	}
-	path := ""
+	var paths []string
 	switch {
 	case owner == "culprit-lab":
-		id.Engine, path = "culprit-lab", "/server_info"
+		id.Engine, paths = "culprit-lab", []string{"/server_info"}
 	case owner == "sglang":
-		id.Engine, path = "sglang", "/server_info"
+		id.Engine, paths = "sglang", []string{"/server_info", "/get_server_info"} // the second before 0.5.6
 	case owner == "vllm":
-		id.Engine, path = "vllm", "/version"
+		id.Engine, paths = "vllm", []string{"/version"}
 	case owner == "llamacpp" || header.Get("Server") == "llama.cpp":
-		id.Engine, path = "llama.cpp", "/props"
-	default:
-		return id, nil
+		id.Engine, paths = "llama.cpp", []string{"/props"}
 	}
-	if _, err := s.get(ctx, path, &version); err == nil {
-		id.Version = version.Version
-		if id.Version == "" {
-			id.Version = version.Build
+	for _, path := range paths {
+		if _, err := s.get(ctx, path, &version); err == nil {
+			id.Version = cmp.Or(version.Version, version.Build)
+			break
 		}
 	}
 	return id, nil

@@ -72,6 +72,18 @@ func TestIdentify(t *testing.T) {
 			"",
 		},
 		{
+			"sglang", "uvicorn",
+			map[string]string{"GET /v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`, "GET /server_info": `{"version":"0.5.23"}`},
+			Identity{Models: []string{"m"}, Engine: "sglang", Version: "0.5.23"},
+			"",
+		},
+		{
+			"sglang before 0.5.6", "uvicorn",
+			map[string]string{"GET /v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`, "GET /get_server_info": `{"version":"0.5.5"}`},
+			Identity{Models: []string{"m"}, Engine: "sglang", Version: "0.5.5"},
+			"",
+		},
+		{
 			"unknown", "nginx",
 			map[string]string{"GET /v1/models": `{"data":[{"id":"a"},{"id":"b"}]}`},
 			Identity{Models: []string{"a", "b"}},

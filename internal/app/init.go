@@ -273,7 +273,7 @@ func name(parts []part) {
 
 func showCase(path string, server suspect.Server, c *suspect.Case, s *term.Screen) {
 	said := strings.TrimSpace(server.Live.Engine + " " + server.Live.Version)
-	s.Printf("%s at %s: %d suspects\n\n", term.Safe(cmp.Or(said, "an unknown server")), term.Safe(server.BaseURL), len(c.Factors))
+	s.Printf("%s at %s: %d suspects\n", term.Safe(cmp.Or(said, "an unknown server")), term.Safe(server.BaseURL), len(c.Factors))
 	rows := [][]string{{"suspect", "live", "safe", "odds", "attested by"}}
 	for _, f := range c.Factors {
 		by := "nothing"
@@ -287,7 +287,9 @@ func showCase(path string, server suspect.Server, c *suspect.Case, s *term.Scree
 		}
 		rows = append(rows, []string{f.Name, term.Clip(term.Safe(f.Suspect), 22), term.Clip(term.Safe(f.Safe), 26), strconv.FormatFloat(f.Odds, 'g', -1, 64), by})
 	}
-	s.Printf("%s", s.Table("lllrl", rows))
+	if len(c.Factors) > 0 {
+		s.Printf("\n%s", s.Table("lllrl", rows))
+	}
 	if len(c.LeftOut) > 0 {
 		s.Printf("\n%d settings are left out, with the reasons in the file.\n", len(c.LeftOut))
 	}
