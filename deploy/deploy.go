@@ -44,6 +44,9 @@ type Options struct {
 	// Grace is how long a worker that is told to end has to stop the server
 	// that it started and to hand its trial back.
 	Grace time.Duration
+	// Idle is after how long without work a worker ends, so that the job is over;
+	// 0 is never.
+	Idle time.Duration
 }
 
 // KubernetesOptions is a Job. Image must be set.
@@ -134,8 +137,8 @@ func (o *Options) complete() error {
 		return fmt.Errorf("name %q: want at most %d lower-case letters, digits and -", o.Name, maxName)
 	case o.Workers < 1 || o.Workers > 10_000:
 		return fmt.Errorf("%d workers: want 1 to 10,000", o.Workers)
-	case o.GPUs < 0 || o.Grace < time.Second:
-		return errors.New("GPUs must not be negative, the grace period at least a second")
+	case o.GPUs < 0 || o.Idle < 0 || o.Grace < time.Second:
+		return errors.New("GPUs and the time without work must not be negative, the grace period at least a second")
 	case o.NATS == "":
 		return errors.New("no NATS URL is given: workers take their work from there")
 	}
@@ -224,6 +227,9 @@ func (o *Options) GraceSeconds() int { return int(math.Ceil(o.Grace.Seconds())) 
 
 func (o *Options) args() []string {
 	args := []string{"worker", "--nats=" + o.NATS}
+	if o.Idle > 0 {
+		args = append(args, "--idle="+o.Idle.String())
+	}
 	for _, key := range slices.Sorted(maps.Keys(o.Labels)) {
 		args = append(args, "--label="+key+"="+o.Labels[key])
 	}

@@ -22,7 +22,7 @@ func whole() KubernetesOptions {
 	return KubernetesOptions{
 		Options: Options{
 			Name: "load", Workers: 8, NATS: "tls://nats-0.nats:4222,tls://nats-1.nats:4222",
-			Labels: map[string]string{"gpu": "8", "zone": "$(HOME)"}, GPUs: 2, Grace: 90 * time.Second,
+			Labels: map[string]string{"gpu": "8", "zone": "$(HOME)"}, GPUs: 2, Grace: 90 * time.Second, Idle: 10 * time.Minute,
 		},
 		Image: "registry.example/culprit:1", Namespace: "bench", Queue: "batch",
 		CPU: "500m", Memory: "8Gi", Disk: "50Gi", NodeSelector: map[string]string{"pool": "cpu"},
@@ -85,7 +85,7 @@ func TestContainer(t *testing.T) {
 	p := job(t, whole()).Spec.Template.Spec
 	c := p.Containers[0]
 	want := []string{
-		"worker", "--nats=tls://nats-0.nats:4222,tls://nats-1.nats:4222", "--label=gpu=8", "--label=zone=$$(HOME)",
+		"worker", "--nats=tls://nats-0.nats:4222,tls://nats-1.nats:4222", "--idle=10m0s", "--label=gpu=8", "--label=zone=$$(HOME)",
 		"--dir=/work", "--name=load-$(JOB_COMPLETION_INDEX)", "--nats-creds=/run/secrets/nats/nats.creds", "--nats-ca=/run/secrets/nats-ca/ca.crt",
 	}
 	if d := cmp.Diff(want, c.Args); d != "" || c.Image != "registry.example/culprit:1" {
@@ -196,6 +196,7 @@ func TestMistakes(t *testing.T) {
 		{"server label", func(o *KubernetesOptions) { o.ServerLabels = map[string]string{"app": "a b"} }, "no label"},
 		{"workers", func(o *KubernetesOptions) { o.Workers = -1 }, "want 1 to"},
 		{"grace", func(o *KubernetesOptions) { o.Grace = -1 }, "at least a second"},
+		{"idle", func(o *KubernetesOptions) { o.Idle = -1 }, "time without work"},
 	} {
 		o := whole()
 		c.change(&o)
@@ -219,7 +220,7 @@ func TestMistakes(t *testing.T) {
 
 func wholeSlurm() SlurmOptions {
 	return SlurmOptions{
-		Options: Options{Name: "load", Workers: 8, NATS: "nats://head:4222", Labels: map[string]string{"it's": `"$(id)"`}, GPUs: 1, Grace: 100 * time.Second},
+		Options: Options{Name: "load", Workers: 8, NATS: "nats://head:4222", Labels: map[string]string{"it's": `"$(id)"`}, GPUs: 1, Grace: 100 * time.Second, Idle: 90 * time.Second},
 		Binary:  "/opt/it's here/culprit", Partition: "gpu", Account: "me", Memory: "8G", Time: 26 * time.Hour,
 		CredentialsFile: "/home/me/nats.creds", APIKeyFile: "/home/me/api key",
 	}
@@ -290,7 +291,7 @@ func TestSlurmScript(t *testing.T) {
 	got := strings.Split(strings.TrimSpace(string(out)), "\n")
 	last := len(got) - 1
 	want := []string{
-		"--kill-on-bad-exit=1", "/opt/it's here/culprit", "worker", "--nats=nats://head:4222", `--label=it's="$(id)"`,
+		"--kill-on-bad-exit=1", "/opt/it's here/culprit", "worker", "--nats=nats://head:4222", "--idle=1m30s", `--label=it's="$(id)"`,
 		"--nats-creds=/home/me/nats.creds", "--dir=" + strings.TrimPrefix(got[last], "in="), "--name=load-3", "key=sk-1234", "export=ALL",
 	}
 	if d := cmp.Diff(want, got[:last]); d != "" || !strings.HasPrefix(got[last], "in="+dir+"/culprit-") {

@@ -56,11 +56,12 @@ const (
 
 // Options is what a worker takes.
 type Options struct {
-	Name     string   // that no other has; empty makes one
-	Labels   []string // key=value
-	Slot     int      // its number on its machine, which {{worker}} in a case is
-	Dir      string   // where run directories stay until they are uploaded
-	Queue    string   // takes orders of this one alone; empty is of all
+	Name     string        // that no other has; empty makes one
+	Labels   []string      // key=value
+	Slot     int           // its number on its machine, which {{worker}} in a case is
+	Dir      string        // where run directories stay until they are uploaded
+	Queue    string        // takes orders of this one alone; empty is of all
+	Idle     time.Duration // ends after so long without work; 0 never does
 	Launcher *target.Launcher
 	Header   http.Header
 	Tool     string
@@ -117,11 +118,13 @@ type worker struct {
 	released chan int // launches
 	holds    atomic.Pointer[presence]
 
-	refused string // said last
+	worked  time.Time // last
+	refused string    // said last
 }
 
-// Run works until ctx ends, which gives back what it has. That it has no
-// connection for a while doesn't end it.
+// Run works until ctx ends, which gives back what it has, or there was no work
+// for as long as the options say; that is an error if the worker couldn't have
+// taken any. That it has no connection for a while doesn't end it.
 func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 	if o.Name == "" {
 		host, _ := os.Hostname()
@@ -159,8 +162,12 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 	removeShards(w.Dir, w.Say)
 	w.handOverOld(ctx)
 	said := ""
+	w.worked = time.Now()
 	for ctx.Err() == nil {
 		err := w.one(ctx)
+		if over, why := w.idle(err); over {
+			return why
+		}
 		if err == nil {
 			said = ""
 		} else if ctx.Err() == nil {
@@ -172,6 +179,27 @@ func Run(ctx context.Context, conn *queue.Conn, o Options) error {
 		}
 	}
 	return nil
+}
+
+// idle says whether the worker was without work for long enough to end, and why it
+// couldn't have had any, if it couldn't. A server that waits for its next order is work.
+func (w *worker) idle(err error) (over bool, why error) {
+	if w.bench != nil {
+		if _, up := w.bench.Up(); up {
+			return false, nil
+		}
+	}
+	if w.Idle <= 0 || time.Since(w.worked) < w.Idle {
+		return false, nil
+	}
+	for name, reason := range *w.left.Load() {
+		err = cmp.Or(err, fmt.Errorf("it takes no more trials of %s, since its machine failed: %s", name, reason))
+	}
+	if err != nil {
+		return true, fmt.Errorf("no work for %s: %w", w.Idle, err)
+	}
+	w.Say("ends: there was no work for %s", w.Idle)
+	return true, nil
 }
 
 // present says every now and then that the worker is there.
@@ -208,6 +236,7 @@ func (w *worker) one(ctx context.Context) error {
 	}
 	if isShard(task) {
 		w.Say("plays %s of %s", task.ID, q.Name)
+		defer func() { w.worked = time.Now() }()
 		return playShard(ctx, w.conn, q, task, shardOptions{worker: w.Name, dir: filepath.Join(w.Dir, q.Name+"-"+task.ID), header: w.Header, logger: w.Logger})
 	}
 	var o experiment.Order
@@ -360,6 +389,7 @@ func (w *worker) carryOut(ctx context.Context, q *queue.Queue, task *queue.Task,
 	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
 	defer letGo()
 	go task.Hold(held)
+	defer func() { w.worked = time.Now() }()
 
 	r := finished{q.Name, task.ID, result{Number: o.Number, Worker: w.Name, Tool: w.Tool}}
 	dir := filepath.Join(w.Dir, q.Name+"-"+task.ID)

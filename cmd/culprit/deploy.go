@@ -21,11 +21,12 @@ type deployFlags struct {
 	GPUs    int               `name:"gpus" placeholder:"N" help:"GPUs of each worker, where it starts servers (default: none)."`
 	Name    string            `placeholder:"NAME" help:"Name of the job, and of each worker with its number (default: culprit-worker)."`
 	Grace   time.Duration     `placeholder:"D" help:"How long a worker that must end has to hand its work back (default: 2m)."`
+	Idle    time.Duration     `default:"30m" placeholder:"D" help:"A worker without work for so long ends, so that the job completes; 0 never (default: 30m)."`
 	Apply   bool              `help:"Apply it, instead of printing it."`
 }
 
 func (f *deployFlags) options() deploy.Options {
-	return deploy.Options{Name: f.Name, Workers: f.Workers, NATS: f.NATS, Labels: f.Label, GPUs: f.GPUs, Grace: f.Grace}
+	return deploy.Options{Name: f.Name, Workers: f.Workers, NATS: f.NATS, Labels: f.Label, GPUs: f.GPUs, Grace: f.Grace, Idle: f.Idle}
 }
 
 type deployKubernetesCommand struct {

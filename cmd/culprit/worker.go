@@ -44,6 +44,7 @@ type workerCommand struct {
 	Label  []string          `placeholder:"KEY=VALUE" sep:"none" help:"What it has, such as gpu=8: it takes trials that need no other. Repeatable."`
 	Slot   int               `placeholder:"N" help:"Its number on its machine, which {{worker}} in a case stands for (default: 0)."`
 	Dir    string            `name:"dir" type:"path" placeholder:"DIR" help:"Where runs stay until they are handed over (default: in the user's cache)."`
+	Idle   time.Duration     `placeholder:"D" help:"End with exit code 0 after so long without work, so that a job of workers completes (default: never)."`
 	APIKey string            `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent to the servers as a bearer token; hunts don't pass theirs on."`
 	Header map[string]string `placeholder:"NAME=VALUE" mapsep:"none" help:"One more request header. Repeatable."`
 
@@ -67,6 +68,6 @@ func (c *workerCommand) Run(ctx context.Context, s *streams) error {
 	}
 	return app.Work(ctx, app.WorkerOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header}, NATS: c.nats(c.NATS), Name: c.Name, Labels: c.Label, Slot: c.Slot,
-		Dir: c.Dir, Launcher: launcher, Tool: version(),
+		Dir: c.Dir, Idle: c.Idle, Launcher: launcher, Tool: version(),
 	}, app.Output{Progress: s.progress})
 }

@@ -278,16 +278,21 @@ type WorkerOptions struct {
 	Labels   []string
 	Slot     int
 	Dir      string
+	Idle     time.Duration // it ends after so long without work; 0 never
 	Launcher *target.Launcher
 	Tool     string
 }
 
-// Work carries out the trials of hunts that run elsewhere, until ctx ends.
+// Work carries out the trials of hunts that run elsewhere, until ctx ends or there
+// is no more work.
 func Work(ctx context.Context, o WorkerOptions, out Output) error {
 	for _, label := range o.Labels {
 		if key, value, ok := strings.Cut(label, "="); !ok || key == "" || value == "" || strings.ContainsAny(label, "\n") || key == "worker" || label[0] == '!' {
 			return usage("--label %q: want key=value, such as gpu=8", label)
 		}
+	}
+	if o.Idle < 0 {
+		return usage("--idle %s: want for how long to wait for work", o.Idle)
 	}
 	say := sayer(out.Progress)
 	conn, err := o.NATS.connect(ctx, "culprit worker", slog.New(sayHandler{say}))
@@ -300,8 +305,11 @@ func Work(ctx context.Context, o WorkerOptions, out Output) error {
 		labels = strings.Join(o.Labels, " ")
 	}
 	say("Waits for trials at %s, with %s.", conn.ConnectedUrlRedacted(), labels)
-	return worker.Run(ctx, conn, worker.Options{
-		Name: o.Name, Labels: o.Labels, Slot: o.Slot, Dir: o.Dir, Launcher: o.Launcher, Header: o.headers(), Tool: o.Tool,
+	if err := worker.Run(ctx, conn, worker.Options{
+		Name: o.Name, Labels: o.Labels, Slot: o.Slot, Dir: o.Dir, Idle: o.Idle, Launcher: o.Launcher, Header: o.headers(), Tool: o.Tool,
 		Say: say, Logger: out.Logger,
-	})
+	}); err != nil {
+		return &NoVerdictError{fmt.Errorf("worker: %w", err)}
+	}
+	return nil
 }
