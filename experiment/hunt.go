@@ -51,10 +51,13 @@ type HuntOptions struct {
 	Odds     map[string]float64 // by factor, on top of the case's: what is known of them beforehand
 	// Preflight hears which settings take no effect, before the first trial.
 	Preflight func([]Unmet)
-	Step      func(Step)            // before and after each trial
-	Load      func(Progress)        // within one
-	UnderWay  func([]search.Ticket) // with a crew: what runs now
-	Logger    *slog.Logger
+	// Unready hears that the server doesn't start with everything safe, so that
+	// only the trials show which settings take no effect.
+	Unready  func(*target.LaunchError)
+	Step     func(Step)            // before and after each trial
+	Load     func(Progress)        // within one
+	UnderWay func([]search.Ticket) // with a crew: what runs now
+	Logger   *slog.Logger
 }
 
 // Step is a trial that begins, or that came to its end.
@@ -264,10 +267,14 @@ func (h *hunt) lookAtSafe(ctx context.Context) ([]Unmet, error) {
 		return nil, err
 	}
 	if err := h.launch(ctx, arm, filepath.Join(h.Dir, logsDir, "preflight")); err != nil {
-		if _, failed := h.ofArm(ctx, err); failed {
-			return nil, nil
+		failed, ofArm := h.ofArm(ctx, err)
+		if !ofArm {
+			return nil, err
 		}
-		return nil, err
+		if h.Unready != nil {
+			h.Unready(failed)
+		}
+		return nil, nil
 	}
 	server := &target.Server{BaseURL: arm.Plan.BaseURL, Header: h.Header, Client: http.DefaultClient}
 	a, err := h.attest(ctx, server)

@@ -8,6 +8,7 @@ import (
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/oracle"
 	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/target"
 )
 
 // Where the server stopping is what is hunted, a launch fails once, in the
@@ -46,5 +47,28 @@ func TestStuck(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A server that doesn't start with everything safe is told, and the hunt goes on.
+func TestLookAtSafeUnready(t *testing.T) {
+	c, err := ParseCase("case.yaml", []byte(`target:
+  processes: [{name: server, command: [sh, -c, "exit $0", "{{code}}"]}]
+  base_url: http://127.0.0.1:1
+  ready: {url: /health, timeout: 20s}
+factors:
+  code: {suspect: 0, safe: 3}
+workload: {kind: agent}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var heard *target.LaunchError
+	h := &hunt{HuntOptions: HuntOptions{Dir: t.TempDir(), Case: c, Launcher: &target.Launcher{}, Unready: func(e *target.LaunchError) { heard = e }}, space: c.Space}
+	if unmet, err := h.lookAtSafe(t.Context()); err != nil || unmet != nil {
+		t.Fatalf("got %v, %v", unmet, err)
+	}
+	if heard == nil || heard.Code != 3 {
+		t.Errorf("heard %v", heard)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/target"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -98,6 +99,7 @@ func TestHuntOnTheTerminal(t *testing.T) {
 	live := NewHunting(s, r.Case)
 	live.Before(search.Options{Batch: 8, Budget: search.Budget{Launches: 40}}, []search.Forecast{{Rate: 0.2, Launches: [2]int{10, 20}, Requests: [2]int{900, 3000}}})
 	live.Preflight(r.Untested)
+	live.Unready(&target.LaunchError{Process: "server", Reason: "the process ended with exit code 1 before http://127.0.0.1:30000/health_generate answered", LogFile: "/case/logs/preflight/server.log"})
 	step := experiment.Step{Number: 1, Trial: r.Trials[0]}
 	live.Step(step)
 	step.Ended = true

@@ -12,6 +12,7 @@ import (
 	"github.com/culprit-project/culprit/experiment"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/search"
+	"github.com/culprit-project/culprit/target"
 )
 
 // Hunting shows a hunt as it goes: what it may cost, then a line for each
@@ -100,6 +101,13 @@ func (h *Hunting) Preflight(unmet []experiment.Unmet) {
 	for _, u := range unmet {
 		paragraph(s, "  "+s.Paint("void", term.Yellow)+"  ", "        ", term.Safe(unmetText(h.c, u)))
 	}
+}
+
+// Unready says that the server doesn't start with everything safe.
+func (h *Hunting) Unready(e *target.LaunchError) {
+	s := h.screen
+	s.Printf("\n%s  everything safe doesn't start: the trials show which setting that is\n", s.Paint("ATTEST", term.Bold))
+	paragraph(s, "        ", "        ", term.Safe(e.Reason+"; see "+e.LogFile))
 }
 
 // Step shows a trial that begins, or what came of it.

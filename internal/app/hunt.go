@@ -83,7 +83,7 @@ func Hunt(ctx context.Context, o HuntOptions, out Output) (status search.Status,
 	}
 	hunt := experiment.HuntOptions{
 		Dir: dir, Case: c, Tool: o.Tool, Search: options, Launcher: o.Launcher, Header: o.headers(), Resume: o.Resume,
-		Preflight: h.live.Preflight, Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
+		Preflight: h.live.Preflight, Unready: h.live.Unready, Step: h.step, Load: progress(out.Progress), Logger: cmp.Or(out.Logger, slog.New(slog.DiscardHandler)),
 	}
 	if o.UI != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
