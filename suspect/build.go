@@ -170,6 +170,9 @@ func (m *maker) process(p Process) {
 			out.env[name] = word{text: value}
 		}
 	}
+	if len(facts.Args) == 1 && strings.Contains(facts.Args[0], "::") {
+		m.todo("process %s has written the title %s over its command line: put the command that starts it there", p.Name, facts.Args[0])
+	}
 	if p.Container {
 		m.todo("process %s runs in a container: put what starts and ends that in place of its command (start: [docker, run, -d, ...], stop: [docker, rm, -f, ...]; docs/case.md)", p.Name)
 	}

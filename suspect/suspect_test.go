@@ -79,6 +79,16 @@ var servers = map[string]func() suspect.Server{
 	"sglang-cpu": func() suspect.Server { // a real one's answers
 		return sglangCPU("sglang-cpu.json", "--sleep-on-idle")
 	},
+	"sglang-router": func() suspect.Server { // it hides its command line
+		s := sglangCPU("sglang-cpu.json", "--sleep-on-idle")
+		s.Processes[0].URL = "http://127.0.0.1:30125"
+		s.Live.Processes = append(s.Live.Processes, target.ProcessFacts{Name: "router", Main: true, Args: []string{"sglang::router"}})
+		s.Processes = append(s.Processes, suspect.Process{Name: "router"})
+		for i := range s.Live.Endpoints {
+			s.Live.Endpoints[i].Process = "server"
+		}
+		return s
+	},
 	"sglang-pd": func() suspect.Server {
 		prefill := strings.Replace(sglangInfo, `"null"`, `"prefill"`, 1)
 		decode := strings.Replace(strings.Replace(sglangInfo, `"null"`, `"decode"`, 1), `"disable_overlap_schedule":false`, `"disable_overlap_schedule":true`, 1)

@@ -15,6 +15,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -103,6 +104,25 @@ func (s *Server) Identify(ctx context.Context) (Identity, error) {
 		}
 	}
 	return id, nil
+}
+
+// Workers lists where a router of SGLang's says that it sends requests.
+func (s *Server) Workers(ctx context.Context) []string {
+	var said struct {
+		Workers []struct {
+			URL string `json:"url"`
+		} `json:"workers"`
+	}
+	if _, err := s.get(ctx, "/workers", &said); err != nil {
+		return nil // it is another's
+	}
+	var all []string
+	for _, w := range said.Workers {
+		if base, err := ParseBaseURL(w.URL); err == nil && !slices.Contains(all, base) {
+			all = append(all, base)
+		}
+	}
+	return all
 }
 
 // FlushCache empties the server's prefix cache by the first way it knows, and

@@ -111,6 +111,25 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
+func TestWorkers(t *testing.T) {
+	const said = `{"workers":[{"id":"e","url":"http://127.0.0.1:30125","worker_type":"regular"},{"url":"http://10.0.0.2:1/"},{"url":"grpc://a:1"},{"url":"http://127.0.0.1:30125"}],"total":4}`
+	for _, tt := range []struct {
+		name    string
+		answers map[string]string
+		want    []string
+	}{
+		{"router", map[string]string{"GET /workers": said}, []string{"http://127.0.0.1:30125", "http://10.0.0.2:1"}},
+		{"another's", map[string]string{"GET /workers": `["x"]`}, nil},
+		{"no router", nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, serve(t, "", tt.answers).Workers(t.Context())); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
 func TestFlushCache(t *testing.T) {
 	for _, path := range []string{"/flush_cache", "/reset_prefix_cache", ""} {
 		if got := serve(t, "", map[string]string{"POST " + path: "ok"}).FlushCache(t.Context()); got != path {

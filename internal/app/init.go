@@ -110,7 +110,11 @@ func (o *InitOptions) server(ctx context.Context) (suspect.Server, error) {
 		}
 		parts = append(parts, p)
 		if p.routes {
-			o.What = append(o.What, upstream(p.args)...)
+			behind := upstream(p.args)
+			if len(behind) == 0 && p.url != "" {
+				behind = attest.at(p.url).Workers(ctx)
+			}
+			o.What = append(o.What, behind...)
 		}
 	}
 	s.BaseURL = parts[0].url
