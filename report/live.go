@@ -208,9 +208,10 @@ func (h *Hunting) duration(step experiment.Step) bool {
 	return true
 }
 
+// firstLine leaves out what follows, such as the end of a log.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
-	return line
+	return strings.TrimSuffix(line, " ends with:")
 }
 
 func phaseWord(p search.Phase) string {

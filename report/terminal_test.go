@@ -8,6 +8,7 @@ import (
 	"github.com/culprit-project/culprit/history"
 	"github.com/culprit-project/culprit/internal/term"
 	"github.com/culprit-project/culprit/oracle"
+	"github.com/culprit-project/culprit/target"
 )
 
 // of is a class with some failures and one example.
@@ -98,5 +99,13 @@ func TestParagraphFits(t *testing.T) {
 		if len(strings.TrimSuffix(line, "\n")) > s.Columns() {
 			t.Errorf("wider than %d columns: %s", s.Columns(), line)
 		}
+	}
+}
+
+// A note's first line doesn't announce what isn't shown.
+func TestFirstLine(t *testing.T) {
+	note := (&target.LaunchError{Process: "clients", Reason: "not ready after 1m0s", LogFile: "logs/clients.log", Tail: "one\ntwo"}).Error()
+	if got, want := firstLine(note), "launch clients: not ready after 1m0s; its log logs/clients.log"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
