@@ -55,6 +55,7 @@ type CompareOptions struct {
 	Tool          string
 	Launcher      *target.Launcher
 	Header        http.Header
+	Crew          func() (Crew, error)    // plays the blocks elsewhere, several at once; nil plays them here. Called once
 	Step          func(Block, Comparison) // after each block
 	Load          func(side int, p Progress)
 	Logger        *slog.Logger
@@ -78,6 +79,7 @@ type Block struct {
 	First  int              `json:"first,omitempty"`
 	Pairs  stats.PairCounts `json:"pairs"`
 	Note   string           `json:"note,omitempty"` // why it doesn't count; empty where it does
+	Worker string           `json:"worker,omitempty"`
 }
 
 // Comparison is what the blocks up to now come to. It is compare.json.
@@ -165,15 +167,15 @@ func Compare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	if err := c.begin(); err != nil {
 		return c.result, err
 	}
-	for i, s := range []*Side{&o.A, &o.B} {
-		h := &hunt{HuntOptions: HuntOptions{Dir: o.Dir, Case: s.Case, Tool: o.Tool, Launcher: o.Launcher, Header: o.Header, Logger: o.Logger}}
-		if o.Load != nil {
-			h.Load = func(p Progress) { o.Load(i, p) }
+	if o.Crew != nil {
+		err := c.together(ctx)
+		if ctx.Err() != nil {
+			c.result.Why, err = context.Cause(ctx).Error(), nil
 		}
-		defer h.stop()
-		c.sides[i] = h
+		return c.result, errors.Join(err, c.write())
 	}
-	for c.result.Ordering == Unordered && c.result.Why == "" {
+	defer c.ready()()
+	for c.undecided() {
 		b, err := c.block(ctx, len(c.result.Blocks)+1)
 		switch {
 		case ctx.Err() != nil:
@@ -191,6 +193,22 @@ func Compare(ctx context.Context, o CompareOptions) (Comparison, error) {
 		}
 	}
 	return c.result, nil
+}
+
+// ready prepares both sides; stop ends what runs of them.
+func (c *comparison) ready() (stop func()) {
+	for i, s := range []*Side{&c.A, &c.B} {
+		h := &hunt{HuntOptions: HuntOptions{Dir: c.Dir, Case: s.Case, Tool: c.Tool, Launcher: c.Launcher, Header: c.Header, Logger: c.Logger}}
+		if c.Load != nil {
+			h.Load = func(p Progress) { c.Load(i, p) }
+		}
+		c.sides[i] = h
+	}
+	return func() {
+		for _, h := range c.sides {
+			h.stop()
+		}
+	}
 }
 
 // fingerprint tells apart comparisons whose blocks can't be added up.

@@ -37,6 +37,8 @@ type Order struct {
 	Headers  []string   `json:"headers,omitempty"`
 	Tool     string     `json:"tool"`
 	Failed   []Failure  `json:"failed,omitempty"` // who couldn't carry it out
+	// Against makes it a block of a comparison; Requests are conversations then.
+	Against *Against `json:"against,omitempty"`
 }
 
 // Failure is why a worker couldn't carry an order out, by its machine's fault.
@@ -393,6 +395,7 @@ func (h *hunt) lookAtSafeElsewhere(ctx context.Context) ([]Unmet, error) {
 // Bench carries out orders one after the other, on this machine.
 type Bench struct {
 	hunt   *hunt
+	slot   int
 	launch int // the order that launched the running server
 }
 
@@ -404,7 +407,7 @@ func NewBench(o HuntOptions, first Order, slot int) (*Bench, error) {
 		return nil, err
 	}
 	o.Case, o.Tool = c, first.Tool
-	return &Bench{hunt: &hunt{HuntOptions: o, space: c.Space, fixed: design.Arm{}, elsewhere: true}}, nil
+	return &Bench{slot: slot, hunt: &hunt{HuntOptions: o, space: c.Space, fixed: design.Arm{}, elsewhere: true}}, nil
 }
 
 // Up says whether a server runs, and by which order.
@@ -420,6 +423,9 @@ func (b *Bench) Run(ctx context.Context, o Order, dir string) (*Trial, error) {
 	h.Dir = dir
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	if o.Against != nil {
+		return b.block(ctx, o, dir)
 	}
 	if o.Number == 0 {
 		defer h.stop()

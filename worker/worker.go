@@ -450,9 +450,12 @@ func (w *worker) run(ctx context.Context, q *queue.Queue, o experiment.Order, di
 		}
 		w.bench, w.of = bench, q.Name
 	}
-	if o.Number == 0 {
+	switch {
+	case o.Number == 0:
 		w.Say("launches the safe arm of %s", q.Name)
-	} else {
+	case o.Against != nil:
+		w.Say("runs %s of %s: %s against %s", fmt.Sprint(o.Number), q.Name, o.Arm, o.Against.Arm)
+	default:
 		w.Say("runs %s of %s: %s", fmt.Sprint(o.Number), q.Name, o.Arm)
 	}
 	trial, err := w.bench.Run(ctx, o, dir)

@@ -37,6 +37,11 @@ type compareCommand struct {
 	Wall       time.Duration `placeholder:"D" help:"Give up after that long (default: never)."`
 	Interleave bool          `help:"One server at a time, in an order that is drawn: where only one fits. Arms that answer at one port always are."`
 
+	Workers int    `placeholder:"N" help:"Play N blocks of a case's arms at once: on this machine, or by the workers at --nats (default there: as many as there are)."`
+	NATS    string `name:"nats" placeholder:"URL" help:"The NATS cluster at which culprit worker waits."`
+	natsFlags
+	queueFlags
+
 	Resume bool `help:"Go on where an earlier comparison in --output stopped; no finished block is repeated."`
 
 	loadFlags
@@ -53,6 +58,7 @@ func (c *compareCommand) Run(ctx context.Context, s *streams) error {
 	o := app.CompareOptions{
 		RunOptions: c.options(), A: c.A, B: c.B, Sweep: c.sweep(c.BaseURL),
 		Ratio: c.Ratio, Difference: c.Difference, Error: c.Error, Pairs: c.Pairs, Wall: c.Wall, Interleave: c.Interleave, Resume: c.Resume, Launcher: launcher,
+		Workers: app.Workers{Count: c.Workers, NATS: c.hunters(c.NATS, &c.natsFlags)},
 	}
 	o.Server = app.Server{Model: c.Model, APIKey: c.APIKey, Header: c.Header}
 	o.Output, o.DryRun, o.Tool = c.Output, c.DryRun, version()

@@ -46,7 +46,7 @@ func (c *huntCommand) Run(ctx context.Context, s *streams) error {
 	status, err := app.Hunt(ctx, app.HuntOptions{
 		Server: app.Server{APIKey: c.APIKey, Header: c.Header},
 		Case:   c.Case, Dir: c.Dir, Seed: c.Seed, MinRate: c.MinRate, Wall: c.Wall, Launches: c.Launches, Requests: c.Requests,
-		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Workers: app.Workers{Count: c.Workers, NATS: c.hunters()},
+		Resume: c.Resume, Hypotheses: c.Hypotheses, DryRun: c.DryRun, UI: string(c.UI), Workers: app.Workers{Count: c.Workers, NATS: c.hunters(c.NATS, &c.natsFlags)},
 		Launcher: launcher, Tool: version(),
 		Sweep: c.sweep(c.BaseURL),
 		Load:  c.options(),
@@ -72,17 +72,6 @@ func (f *uiFlag) Decode(ctx *kong.DecodeContext) error {
 		}
 	}
 	return nil
-}
-
-// hunters are at a cluster only where the hunt is told so: the environment alone
-// doesn't send it there.
-func (c *huntCommand) hunters() app.NATS {
-	if c.NATS == "" {
-		return app.NATS{}
-	}
-	n := c.nats(c.NATS)
-	n.Replicas, n.MaxBytes, n.Silence = c.Replicas, c.MaxBytes, c.Silence
-	return n
 }
 
 // hunted turns what a hunt came to into a command's result: a finding is

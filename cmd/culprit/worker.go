@@ -29,6 +29,17 @@ type queueFlags struct {
 	Silence  time.Duration `hidden:"" help:"After so long a silence a worker's trial goes to another."`
 }
 
+// hunters are at a cluster only where the hunt is told so: the environment alone
+// doesn't send it there.
+func (f *queueFlags) hunters(url string, how *natsFlags) app.NATS {
+	if url == "" {
+		return app.NATS{}
+	}
+	n := how.nats(url)
+	n.Replicas, n.MaxBytes, n.Silence = f.Replicas, f.MaxBytes, f.Silence
+	return n
+}
+
 func (f *natsFlags) nats(url string) app.NATS {
 	n := app.NATS{Access: queue.Access{
 		URL: url, User: f.User, Password: os.Getenv("NATS_PASSWORD"), Token: os.Getenv("NATS_TOKEN"),

@@ -35,6 +35,7 @@ type CompareOptions struct {
 	Wall       time.Duration
 	Interleave bool
 	Resume     bool
+	Workers    Workers // who plays the blocks; the zero value is nobody else
 	Launcher   *target.Launcher
 }
 
@@ -59,6 +60,14 @@ func Compare(ctx context.Context, o CompareOptions, out Output) (experiment.Orde
 	if err != nil {
 		return "", err
 	}
+	if !o.Workers.none() && o.Sweep.Command != "" {
+		return "", usage("--workers and --nats are for arms of a case, which --serve-cmd isn't; write one")
+	}
+	for _, side := range []*experiment.Side{&options.A, &options.B} {
+		if err := o.Workers.check(side.Case, false); err != nil {
+			return "", err
+		}
+	}
 	options.Defaults()
 	report.CompareBefore(out.Progress, names, describe(plan), &options, plan.Workload.Rounds)
 	if o.DryRun {
@@ -71,7 +80,19 @@ func Compare(ctx context.Context, o CompareOptions, out Output) (experiment.Orde
 	}
 	options.Step = func(b experiment.Block, c experiment.Comparison) { report.Block(out.Progress, b, c) }
 	options.Load = bothProgress(out.Progress)
+	end := func(bool) error { return nil }
+	if !o.Workers.none() {
+		options.Crew = func() (experiment.Crew, error) {
+			crew := experiment.HuntOptions{Dir: options.Dir, Case: options.A.Case, Tool: o.Tool, Launcher: o.Launcher, Header: options.Header, Logger: options.Logger}
+			stop, err := o.Workers.start(ctx, &crew, out)
+			if err == nil {
+				end = stop
+			}
+			return crew.Crew, err
+		}
+	}
 	result, err := experiment.Compare(ctx, options)
+	err = errors.Join(err, end(true)) // one that goes on asks anew for what hasn't come
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrExist):
 		return "", err

@@ -108,7 +108,7 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		}
 	}()
 	say := sayer(out.Progress)
-	name, err := queueName(hunt.Dir, hunt.Resume)
+	name, before, err := queueName(hunt.Dir, hunt.Resume)
 	if err != nil {
 		return nil, err
 	}
@@ -124,6 +124,13 @@ func (w *Workers) start(ctx context.Context, hunt *experiment.HuntOptions, out O
 		return nil, err
 	}
 	cleanup = append(cleanup, conn.Close)
+	if before != "" {
+		if old, err := conn.Join(ctx, before); err == nil {
+			if err := old.Delete(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if server != nil {
 		// A worker within this program is silent only if the program was killed.
 		const silence = 5 * time.Second
@@ -187,26 +194,28 @@ func (w *Workers) within(ctx context.Context, server *queue.Server, name string,
 }
 
 // queueName names the queue of a hunt: a new one, or the one that it began with.
-func queueName(dir string, resume bool) (string, error) {
+// before is one that was begun with and isn't gone on with.
+func queueName(dir string, resume bool) (name, before string, err error) {
 	path := filepath.Join(dir, queueFile)
 	var kept struct {
 		Queue string `json:"queue"`
 	}
 	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &kept)
+	}
 	switch {
 	case err == nil && resume:
-		if err := json.Unmarshal(b, &kept); err != nil {
-			return "", fmt.Errorf("resume: read %s: %w", path, err)
-		}
-		return kept.Queue, nil
+		return kept.Queue, "", nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("read case: %w", err)
+		return "", "", fmt.Errorf("read %s: %w", path, err)
 	}
+	before = kept.Queue
 	kept.Queue = "hunt-" + strings.ToLower(rand.Text()[:10])
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make case directory: %w", err)
+		return "", "", fmt.Errorf("make case directory: %w", err)
 	}
-	return kept.Queue, experiment.WriteJSON(path, kept)
+	return kept.Queue, before, experiment.WriteJSON(path, kept)
 }
 
 // sayer prints lines, one at a time.
