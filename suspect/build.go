@@ -304,13 +304,30 @@ func (m *maker) suspects() []Suspect {
 			continue
 		}
 		engines = append(engines, p.engine)
-		for _, s := range m.Table.of(p.engine, m.Live.Version) {
+		for _, s := range m.Table.of(p.engine, m.version(p)) {
 			if !slices.ContainsFunc(all, func(t Suspect) bool { return t.Name == s.Name && t.Engine == s.Engine }) {
 				all = append(all, s)
 			}
 		}
 	}
 	return all
+}
+
+// version is the server's, or where that is a router, which doesn't say it, the
+// process's own.
+func (m *maker) version(p *process) string {
+	if m.Live.Version != "" {
+		return m.Live.Version
+	}
+	for _, e := range m.Live.Endpoints {
+		var said struct {
+			Version string `json:"version"`
+		}
+		if e.Process == p.Name && json.Unmarshal(e.Body, &said) == nil && said.Version != "" {
+			return said.Version
+		}
+	}
+	return ""
 }
 
 // applies reports whether a suspect's condition holds. One that can't be told

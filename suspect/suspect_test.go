@@ -279,6 +279,15 @@ func TestSGLangVersions(t *testing.T) {
 	}
 }
 
+// A router doesn't say its version; the servers behind it do.
+func TestVersionBehindRouter(t *testing.T) {
+	s := server("", "", map[string]string{"decode:/server_info": `{"version":"0.5.9"}`}, process{name: "decode", command: "python -m sglang.launch_server --model-path m"}, process{name: "router", command: "sglang::router"})
+	c := suspect.Make(s, suspect.Options{Table: suspect.Builtin()})
+	if !strings.Contains(c.Text, "cuda_graph: {suspect: [], safe: [--disable-cuda-graph]") {
+		t.Errorf("it isn't the flag of 0.5.9:\n%s", c.Text)
+	}
+}
+
 func TestVersions(t *testing.T) {
 	table, err := suspect.Parse("x", []byte(`suspects:
   - {name: old, engine: e, on: [--x], before: "0.12"}
