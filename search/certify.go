@@ -119,6 +119,16 @@ func (h *hunt) certify() error {
 			}
 			c.causes = minimal(append(c.causes, found))
 			queue = append(queue, h.without(region, found)...)
+			if h.options.Steady && h.running.serves(h.ladders, found) {
+				// Now it takes no launch. Who doubts that it goes on failing has it fail last.
+				held, err := h.allFail(c)
+				if err != nil {
+					return err
+				}
+				if !held {
+					queue = []arm{h.ladders.top}
+				}
+			}
 		}
 		// Each cause fails alone, and it still does: after the clean arms.
 		held, err := h.allFail(c)
@@ -610,7 +620,7 @@ func (h *hunt) claim(q question) (decided, error) {
 	if len(h.options.Dispersion.CV) > 1 {
 		most *= 4
 	}
-	batch := max(h.options.Batch, int(expected/32))
+	batch := max(h.options.Batch, int(expected/64))
 	if q.want == above {
 		batch = h.options.Batch
 	}

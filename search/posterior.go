@@ -51,7 +51,7 @@ func newGrid(o Options) *grid {
 	for _, b := range g.bases {
 		w := 1.0
 		if b > 0.01 {
-			w = 0.1 // a model that is wrong that often by itself makes a poor case
+			w = 0.005 // a model that is wrong that often by itself makes a poor case
 		}
 		g.baseWeight = append(g.baseWeight, w)
 		g.clean = append(g.clean, stats.NewLaunchModel(b, 0))
