@@ -616,7 +616,7 @@ func (h *hunt) claim(q question) (decided, error) {
 
 	// What a clear outcome takes, in requests.
 	expected := enough / divergence(h.base, h.limit)
-	most := 6 * (max(expected, enough/divergence(max(h.meanRate(failing), 1.5*h.limit), h.limit)) + 2*h.launchCost())
+	most := 6 * (max(expected, enough/divergence(2*h.limit, h.limit)) + 2*h.launchCost())
 	if len(h.options.Dispersion.CV) > 1 {
 		most *= 4
 	}

@@ -385,6 +385,15 @@ func multiply(a, by []float64) {
 	}
 }
 
+// normalize makes the largest of them 1, and returns the log of what it was.
+func normalize(likelihoods []float64) float64 {
+	top := slices.Max(likelihoods)
+	for i := range likelihoods {
+		likelihoods[i] /= top
+	}
+	return math.Log(top)
+}
+
 // likelihood is that of a cell, averaged over the grid, up to exp(log).
 func (c *cell) likelihood(g *grid) float64 {
 	var below [24]float64 // sums over the lowest bases
@@ -409,16 +418,9 @@ func (p *posterior) weigh() {
 	for i := range p.cells {
 		c := &p.cells[i]
 		l := c.likelihood(p.grid)
-		if l > 0 && l < 1e-60 {
-			// Multiplying both parts by 1e30 keeps them far from underflow.
-			for j := range c.failing {
-				c.failing[j] *= 1e30
-			}
-			for j := range c.clean {
-				c.clean[j] *= 1e30
-			}
-			c.log -= 60 * math.Ln10
-			l *= 1e60
+		if l > 0 && l < 1e-60 { // far from underflow still
+			c.log += normalize(c.failing) + normalize(c.clean)
+			l = c.likelihood(p.grid)
 		}
 		p.weights[i] = l * c.prior
 		if l > 0 { // else it is far beyond what could come back

@@ -500,3 +500,27 @@ func TestExtremeLikelihoods(t *testing.T) {
 		}
 	}
 }
+
+// An arm may be asked for long: what is believed stays numbers.
+func TestLongVisit(t *testing.T) {
+	g := newGrid(Options{Dispersion: stats.Independent()}.withDefaults())
+	region := arm{1, 1, 1}
+	p, _ := newPosterior(g, region, []float64{1, 1, 1}, 3, nil)
+	p.observe(arm{1, 0, 0}, 1, stats.Cluster{Failures: 2, Trials: 100})
+	for i := range 40_000 {
+		more := stats.Cluster{Trials: 8}
+		if i%8 == 0 {
+			more.Failures = 1
+		}
+		p.observe(region, 2, more)
+	}
+	failing, _ := p.rates()
+	mean := 0.0
+	for i, w := range failing {
+		mean += w * g.rates[i]
+	}
+	// The grid's nearest rate.
+	if !(mean > 1.0/64/1.3 && mean < 1.3/64) {
+		t.Errorf("the rate of failure is believed to be %g, after 5,000 of 320,000 requests failed", mean)
+	}
+}
