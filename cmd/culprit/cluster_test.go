@@ -205,7 +205,33 @@ func free(start string) bool {
 	return true
 }
 
+// newCluster starts a cluster on this machine, and workers with a way to it each
+// that can be cut.
 func newCluster(t *testing.T, nodes, workers int) *cluster {
+	t.Helper()
+	c := newNodes(t, "127.0.0.1", nodes)
+	for i := range workers {
+		g := newGate(t, strings.TrimPrefix(c.urls[i%nodes], "nats://"))
+		c.gates = append(c.gates, g)
+		url := "nats://" + g.listener.Addr().String() + "," + strings.Join(c.urls, ",")
+		if i == 0 {
+			url = "nats://" + g.listener.Addr().String() // no way round
+		}
+		c.work(url)
+	}
+	return c
+}
+
+// work starts one more worker: through a command, if there is one.
+func (c *cluster) work(url string, through ...string) {
+	c.Helper()
+	i := fmt.Sprint(len(c.workers))
+	c.workers = append(c.workers, start(c.T, filepath.Join(c.dir, "worker"+i+".log"), append(through,
+		"culprit", "worker", "--nats", url, "--name", "w"+i, "--slot", i, "--label", "kind=fake", "--dir", filepath.Join(c.dir, "work", i))...))
+}
+
+// newNodes starts a cluster at an address of this machine.
+func newNodes(t *testing.T, host string, nodes int) *cluster {
 	t.Helper()
 	c := &cluster{T: t, dir: t.TempDir(), ports: freePorts(t)}
 	own := freePorts(t)
@@ -214,7 +240,7 @@ func newCluster(t *testing.T, nodes, workers int) *cluster {
 	}
 	routes := make([]string, nodes)
 	for i := range nodes {
-		c.urls = append(c.urls, fmt.Sprintf("nats://127.0.0.1:%s%d", own, i))
+		c.urls = append(c.urls, fmt.Sprintf("nats://%s:%s%d", host, own, i))
 		routes[i] = fmt.Sprintf("127.0.0.1:%s%d", own, nodes+i)
 	}
 	for i := range nodes {
@@ -243,17 +269,6 @@ func newCluster(t *testing.T, nodes, workers int) *cluster {
 	t.Cleanup(c.conn.Close)
 	if _, err := c.conn.Subscribe("culprit.result.>", c.see); err != nil {
 		t.Fatal(err)
-	}
-	for i := range workers {
-		// Each has its own way to the cluster, which can be cut.
-		g := newGate(t, strings.TrimPrefix(c.urls[i%nodes], "nats://"))
-		c.gates = append(c.gates, g)
-		url := "nats://" + g.listener.Addr().String() + "," + strings.Join(c.urls, ",")
-		if i == 0 {
-			url = "nats://" + g.listener.Addr().String() // no way round
-		}
-		c.workers = append(c.workers, start(t, filepath.Join(c.dir, fmt.Sprint("worker", i, ".log")),
-			"culprit", "worker", "--nats", url, "--name", fmt.Sprint("w", i), "--slot", fmt.Sprint(i), "--label", "kind=fake", "--dir", filepath.Join(c.dir, "work", fmt.Sprint(i))))
 	}
 	return c
 }
@@ -616,6 +631,89 @@ func TestCluster(t *testing.T) {
 	c.wait("the last hunt's end", func() bool { return !h.running() })
 	c.check(h)
 	t.Logf("%d hunts", hunts)
+}
+
+// TestClusterNamespaces cuts a worker off in the network itself: it runs in a
+// network namespace of its own, whose link goes down in mid-trial for longer than
+// its silence may last, and comes up again.
+func TestClusterNamespaces(t *testing.T) {
+	if !*wholeCluster {
+		t.Skip("with -cluster: some minutes")
+	}
+	n := newNamespace(t)
+	c := newNodes(t, n.outside, 1)
+	c.work(c.urls[0], "ip", "netns", "exec", n.name)
+	c.work(c.urls[0])
+	for try := range 4 {
+		h := c.hunt(fmt.Sprint("case", try))
+		c.wait("w0 to work", func() bool {
+			dirs, _ := filepath.Glob(filepath.Join(c.dir, "work", "0", "hunt-*"))
+			return len(dirs) > 0 || !h.running()
+		})
+		n.link("down")
+		cut := time.Now()
+		time.Sleep(8 * time.Second) // more than twice the silence that is allowed
+		lasted := h.running()
+		mended := time.Now()
+		n.link("up")
+		c.wait("the hunt's end", func() bool { return !h.running() })
+		c.check(h)
+		through := map[string]int{}
+		c.mu.Lock()
+		for _, r := range c.results {
+			const onItsWay = 500 * time.Millisecond
+			if r.at.After(cut.Add(onItsWay)) && r.at.Before(mended) {
+				through[r.worker]++
+			}
+		}
+		c.mu.Unlock()
+		if through["w0"] > 0 {
+			t.Errorf("%d results of w0 came while it was cut off", through["w0"])
+		}
+		if lasted && through["w1"] > 0 {
+			t.Logf("w0 was cut off for %s, in which w1 brought %d results", mended.Sub(cut).Round(time.Millisecond), through["w1"])
+			return
+		}
+	}
+	t.Error("no hunt ran on while the worker was cut off")
+}
+
+// namespace is a network of its own, which one link joins with this machine's.
+type namespace struct {
+	*testing.T
+	name, inside string // inside is the link's end there
+	outside      string // the address of its other end
+}
+
+func newNamespace(t *testing.T) *namespace {
+	t.Helper()
+	own := fmt.Sprintf("cul%d", os.Getpid()%100000)
+	n := &namespace{T: t, name: own, inside: own + "b", outside: "10.203.7.1"}
+	if said, err := exec.Command("ip", "netns", "add", n.name).CombinedOutput(); err != nil {
+		t.Skipf("network namespaces can't be made here, so no partition of the network is tried: ip netns add: %v: %s", err, said)
+	}
+	t.Cleanup(func() { n.ip("netns", "del", n.name) }) // the link goes with it
+	n.ip("link", "add", own+"a", "type", "veth", "peer", "name", n.inside)
+	n.ip("link", "set", n.inside, "netns", n.name)
+	n.ip("addr", "add", n.outside+"/30", "dev", own+"a")
+	n.ip("link", "set", own+"a", "up")
+	n.ip("-n", n.name, "addr", "add", "10.203.7.2/30", "dev", n.inside)
+	n.ip("-n", n.name, "link", "set", "lo", "up")
+	n.link("up")
+	return n
+}
+
+// link takes the namespace's end of the link down, or up again.
+func (n *namespace) link(state string) {
+	n.Helper()
+	n.ip("-n", n.name, "link", "set", n.inside, state)
+}
+
+func (n *namespace) ip(args ...string) {
+	n.Helper()
+	if said, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		n.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, said)
+	}
 }
 
 // fill stops the coordinator until a worker says that it can't upload.
