@@ -53,7 +53,7 @@ track-record: ## the tool finds each of the lab's faults: all stories of docs/tr
 FAULTS := capture-alias stale-index-k host-stride token-granular-geometry scatter-temporaries missing-layer-wait rank-local-gate \
   early-release early-success page-share parser-drop first-token-swap poison slow-decay depth-five batch-numerics
 
-hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: 43 minutes in all
+hunts: build ## each fault that culprit demo knows, hunted among ten settings or more: about an hour on two busy cores
 	@for f in $(FAULTS); do \
 	  echo "== $$f"; rm -rf runs/hunt-$$f; bin/culprit demo --fault $$f -o runs/hunt-$$f || true; done
 
