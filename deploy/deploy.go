@@ -66,6 +66,9 @@ type KubernetesOptions struct {
 
 	CredentialsSecret SecretKey // NATS credentials file
 	CASecret          SecretKey // certificate authorities of NATS, PEM
+	// CertificateSecret has the workers' certificate for NATS and its key, as
+	// Secrets of type kubernetes.io/tls do.
+	CertificateSecret string
 	APIKeySecret      SecretKey // of the server that is tested
 }
 
@@ -81,6 +84,8 @@ type SlurmOptions struct {
 
 	CredentialsFile string // NATS credentials
 	CAFile          string // certificate authorities of NATS, PEM
+	CertificateFile string // the workers' certificate for NATS, PEM, with KeyFile
+	KeyFile         string
 	APIKeyFile      string // of the server that is tested
 }
 
@@ -186,6 +191,9 @@ func (o *KubernetesOptions) complete() error {
 	if o.Image == "" || strings.ContainsAny(o.Image, " \t\r\n") {
 		return fmt.Errorf("image %q: name the image that the workers run; it must have culprit on its PATH, and the server where workers start one", o.Image)
 	}
+	if c := o.CertificateSecret; c != "" && (!dnsSubdomain.MatchString(c) || len(c) > 253) {
+		return fmt.Errorf("%q is no name of a Secret", c)
+	}
 	for _, q := range []string{o.CPU, o.Memory, o.Disk} {
 		if !quantity.MatchString(q) {
 			return fmt.Errorf("%q isn't a quantity as Kubernetes writes it: 500m, 2, 4Gi", q)
@@ -218,6 +226,9 @@ func (o *KubernetesOptions) Args() []string {
 	}
 	if o.CASecret.Secret != "" {
 		args = append(args, "--nats-ca=/run/secrets/nats-ca/"+o.CASecret.Key)
+	}
+	if o.CertificateSecret != "" {
+		args = append(args, "--nats-cert=/run/secrets/nats-tls/tls.crt", "--nats-key=/run/secrets/nats-tls/tls.key")
 	}
 	return args
 }
@@ -285,6 +296,8 @@ func (o *SlurmOptions) complete() error {
 	switch {
 	case o.CPUs < 1 || o.Time < 2*o.Grace:
 		return fmt.Errorf("%d CPUs for %v: want at least one, and twice the grace period of %v", o.CPUs, o.Time, o.Grace)
+	case (o.CertificateFile == "") != (o.KeyFile == ""):
+		return errors.New("a certificate for NATS and its key go together")
 	case !slurmMemory.MatchString(o.Memory):
 		return fmt.Errorf("%q isn't a size as Slurm writes it: 4G, 500M", o.Memory)
 	}
@@ -293,7 +306,7 @@ func (o *SlurmOptions) complete() error {
 			return fmt.Errorf("%q is no name of a partition or account", word)
 		}
 	}
-	for _, path := range []string{o.Binary, o.CredentialsFile, o.CAFile, o.APIKeyFile} {
+	for _, path := range []string{o.Binary, o.CredentialsFile, o.CAFile, o.CertificateFile, o.KeyFile, o.APIKeyFile} {
 		relative := !strings.HasPrefix(path, "/") && (path != o.Binary || strings.Contains(path, "/"))
 		if path != "" && (relative || strings.ContainsAny(path, "\x00\r\n")) {
 			return fmt.Errorf("%q: want a whole path, as it is on the nodes", path)
@@ -310,6 +323,9 @@ func (o *SlurmOptions) Args() []string {
 	}
 	if o.CAFile != "" {
 		args = append(args, "--nats-ca="+o.CAFile)
+	}
+	if o.CertificateFile != "" {
+		args = append(args, "--nats-cert="+o.CertificateFile, "--nats-key="+o.KeyFile)
 	}
 	return args
 }

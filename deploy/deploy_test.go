@@ -28,6 +28,7 @@ func whole() KubernetesOptions {
 		CPU: "500m", Memory: "8Gi", Disk: "50Gi", NodeSelector: map[string]string{"pool": "cpu"},
 		ServerLabels: map[string]string{"app": "vllm"}, ServerNamespace: "serving",
 		CredentialsSecret: SecretKey{"nats", "nats.creds"}, CASecret: SecretKey{"nats-tls", "ca.crt"}, APIKeySecret: SecretKey{"openai", "api-key"},
+		CertificateSecret: "worker-tls",
 	}
 }
 
@@ -87,6 +88,7 @@ func TestContainer(t *testing.T) {
 	want := []string{
 		"worker", "--nats=tls://nats-0.nats:4222,tls://nats-1.nats:4222", "--idle=10m0s", "--label=gpu=8", "--label=zone=$$(HOME)",
 		"--dir=/work", "--name=load-$(JOB_COMPLETION_INDEX)", "--nats-creds=/run/secrets/nats/nats.creds", "--nats-ca=/run/secrets/nats-ca/ca.crt",
+		"--nats-cert=/run/secrets/nats-tls/tls.crt", "--nats-key=/run/secrets/nats-tls/tls.key",
 	}
 	if d := cmp.Diff(want, c.Args); d != "" || c.Image != "registry.example/culprit:1" {
 		t.Errorf("image %s, arguments (-want +got):\n%s", c.Image, d)
@@ -108,8 +110,14 @@ func TestContainer(t *testing.T) {
 			t.Errorf("%s is mounted and isn't there", m.Name)
 			continue
 		}
-		if s := p.Volumes[at].Secret; s != nil && !slices.ContainsFunc(c.Args, func(a string) bool { return strings.HasSuffix(a, "="+m.MountPath+"/"+s.Items[0].Path) }) {
-			t.Errorf("%s is mounted and not used", m.MountPath)
+		s := p.Volumes[at].Secret
+		if s == nil {
+			continue
+		}
+		for _, item := range s.Items {
+			if !slices.ContainsFunc(c.Args, func(a string) bool { return strings.HasSuffix(a, "="+m.MountPath+"/"+item.Path) }) {
+				t.Errorf("%s of %s is mounted and not used", item.Path, m.MountPath)
+			}
 		}
 	}
 	i := slices.IndexFunc(c.Env, func(e core.EnvVar) bool { return e.Name == "OPENAI_API_KEY" })
@@ -196,6 +204,7 @@ func TestMistakes(t *testing.T) {
 		{"server label", func(o *KubernetesOptions) { o.ServerLabels = map[string]string{"app": "a b"} }, "no label"},
 		{"workers", func(o *KubernetesOptions) { o.Workers = -1 }, "want 1 to"},
 		{"grace", func(o *KubernetesOptions) { o.Grace = -1 }, "at least a second"},
+		{"certificate", func(o *KubernetesOptions) { o.CertificateSecret = "My Secret" }, "no name of a Secret"},
 		{"idle", func(o *KubernetesOptions) { o.Idle = -1 }, "time without work"},
 	} {
 		o := whole()
@@ -222,7 +231,7 @@ func wholeSlurm() SlurmOptions {
 	return SlurmOptions{
 		Options: Options{Name: "load", Workers: 8, NATS: "nats://head:4222", Labels: map[string]string{"it's": `"$(id)"`}, GPUs: 1, Grace: 100 * time.Second, Idle: 90 * time.Second},
 		Binary:  "/opt/it's here/culprit", Partition: "gpu", Account: "me", Memory: "8G", Time: 26 * time.Hour,
-		CredentialsFile: "/home/me/nats.creds", APIKeyFile: "/home/me/api key",
+		CredentialsFile: "/home/me/nats.creds", CertificateFile: "/home/me/nats.pem", KeyFile: "/home/me/nats key.pem", APIKeyFile: "/home/me/api key",
 	}
 }
 
@@ -292,7 +301,7 @@ func TestSlurmScript(t *testing.T) {
 	last := len(got) - 1
 	want := []string{
 		"--kill-on-bad-exit=1", "/opt/it's here/culprit", "worker", "--nats=nats://head:4222", "--idle=1m30s", `--label=it's="$(id)"`,
-		"--nats-creds=/home/me/nats.creds", "--dir=" + strings.TrimPrefix(got[last], "in="), "--name=load-3", "key=sk-1234", "export=ALL",
+		"--nats-creds=/home/me/nats.creds", "--nats-cert=/home/me/nats.pem", "--nats-key=/home/me/nats key.pem", "--dir=" + strings.TrimPrefix(got[last], "in="), "--name=load-3", "key=sk-1234", "export=ALL",
 	}
 	if d := cmp.Diff(want, got[:last]); d != "" || !strings.HasPrefix(got[last], "in="+dir+"/culprit-") {
 		t.Errorf("got %s (-want +got):\n%s", got[last], d)
@@ -310,6 +319,7 @@ func TestSlurmMistakes(t *testing.T) {
 	}{
 		{"partition", func(o *SlurmOptions) { o.Partition = "a b" }, "partition"},
 		{"injection", func(o *SlurmOptions) { o.Account = "a\n#SBATCH --uid=0" }, "account"},
+		{"half a certificate", func(o *SlurmOptions) { o.KeyFile = "" }, "go together"},
 		{"relative", func(o *SlurmOptions) { o.APIKeyFile = "key" }, "whole path"},
 		{"relative binary", func(o *SlurmOptions) { o.Binary = "./culprit" }, "whole path"},
 		{"too short", func(o *SlurmOptions) { o.Time = time.Minute }, "grace"},

@@ -45,6 +45,7 @@ type deployKubernetesCommand struct {
 
 	CredsSecret  string `placeholder:"SECRET[/KEY]" help:"Secret with NATS credentials (default key: nats.creds)."`
 	CASecret     string `name:"ca-secret" placeholder:"SECRET[/KEY]" help:"Secret with the certificate authorities of NATS (default key: ca.crt)."`
+	CertSecret   string `placeholder:"SECRET" help:"Secret of type kubernetes.io/tls with the workers' certificate for NATS and its key."`
 	APIKeySecret string `name:"api-key-secret" placeholder:"SECRET[/KEY]" help:"Secret with the API key of the tested server (default key: api-key)."`
 }
 
@@ -52,6 +53,7 @@ func (c *deployKubernetesCommand) Run(ctx context.Context, s *streams) error {
 	o := deploy.KubernetesOptions{
 		Options: c.options(), Image: c.Image, Namespace: c.Namespace, JobSet: c.JobSet, Queue: c.Queue,
 		CPU: c.CPU, Memory: c.Memory, Disk: c.Disk, NodeSelector: c.NodeSelector, ServerLabels: c.ServerLabel, ServerNamespace: c.ServerNamespace,
+		CertificateSecret: c.CertSecret,
 	}
 	for _, secret := range []struct {
 		flag, text, key string
@@ -80,13 +82,15 @@ type deploySlurmCommand struct {
 
 	CredsFile  string `placeholder:"PATH" help:"NATS credentials, a file on the nodes."`
 	CAFile     string `name:"ca-file" placeholder:"PATH" help:"Certificate authorities of NATS, a file on the nodes."`
+	CertFile   string `placeholder:"PATH" help:"The workers' certificate for NATS, a file on the nodes."`
+	KeyFile    string `placeholder:"PATH" help:"Its key, a file on the nodes."`
 	APIKeyFile string `name:"api-key-file" placeholder:"PATH" help:"API key of the tested server, a file on the nodes."`
 }
 
 func (c *deploySlurmCommand) Run(ctx context.Context, s *streams) error {
 	o := deploy.SlurmOptions{
 		Options: c.options(), Binary: c.Binary, Partition: c.Partition, Account: c.Account, CPUs: c.CPUs, Memory: c.Memory, Time: c.Time,
-		CredentialsFile: c.CredsFile, CAFile: c.CAFile, APIKeyFile: c.APIKeyFile,
+		CredentialsFile: c.CredsFile, CAFile: c.CAFile, CertificateFile: c.CertFile, KeyFile: c.KeyFile, APIKeyFile: c.APIKeyFile,
 	}
 	return app.DeploySlurm(ctx, o, c.Apply, s.out, app.Output{Progress: s.progress})
 }
