@@ -406,13 +406,12 @@ func (h *hunt) again(c *certificate) error {
 func (h *hunt) shrink(c *certificate, region arm) (bool, error) {
 	for i, s := range c.causes {
 		rest := slices.Clone(s)
+		lower := false // it begins at a level further down: the search within the region bisects to it
 		for f := range rest {
 			rest[f] = min(rest[f], region[f])
-			if rest[f] < s[f] && s[f] == 1 {
-				rest[f] = 0
-			}
+			lower = lower || rest[f] > 0 && rest[f] < s[f]
 		}
-		if rest.size() == 0 || c.covers(rest) || slices.ContainsFunc(c.causes, rest.equal) || h.seenClean(rest, region) {
+		if lower || rest.size() == 0 || c.covers(rest) || slices.ContainsFunc(c.causes, rest.equal) || h.seenClean(rest, region) {
 			continue
 		}
 		v, err := h.claim(question{arm: rest, want: above, phase: Confirm, why: h.whySet(rest)})

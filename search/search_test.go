@@ -524,3 +524,28 @@ func TestLongVisit(t *testing.T) {
 		t.Errorf("the rate of failure is believed to be %g, after 5,000 of 320,000 requests failed", mean)
 	}
 }
+
+// A level that seemed to be where failing begins, and lies far above it, isn't
+// walked away from step by step: each step would be two claims.
+func TestLevelFarTooHigh(t *testing.T) {
+	const seed = 1<<32 + 17 // in 256 requests of a failing level 2 fail, in 32 of another none
+	w := World{
+		Factors: 1, Levels: 65, First: 11, Causes: [][]int{{0}},
+		Rate: 0.02, Base: 0.001,
+	}
+	s, err := New(w.Space(), Options{Seed: seed, SpotChecks: -1, Dispersion: stats.Independent(), Steady: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	server := w.Serve(seed)
+	for p, running := s.Next(); running; p, running = s.Next() {
+		if err := s.Observe(server.Run(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := s.Finding()
+	if len(f.Causes) != 1 || f.Causes[0].Set["f00"] != "11" || server.Requests > 40_000 {
+		t.Errorf("found %+v with %d requests, want level 11 with some 20,000", f.Causes, server.Requests)
+	}
+}
