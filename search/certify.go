@@ -338,9 +338,10 @@ func (h *hunt) suspicious(causes []arm) bool {
 		return true
 	}
 	for _, s := range merged(h.all) {
-		odds := h.odds(s.cluster)
+		// What was learned of the bases knows this launch already, and has made room for it.
+		odds := h.oddsGiven(s.cluster, h.grid.baseWeight)
 		if slices.ContainsFunc(causes, func(c arm) bool { return c.within(s.arm) }) {
-			odds = -odds
+			odds = -h.odds(s.cluster)
 		}
 		if odds > 4 {
 			return true

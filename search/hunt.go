@@ -325,7 +325,10 @@ func (h *hunt) surely() float64 {
 }
 
 // odds are the log odds that a launch fails by what it has shown of an arm.
-func (h *hunt) odds(c stats.Cluster) float64 {
+func (h *hunt) odds(c stats.Cluster) float64 { return h.oddsGiven(c, h.clean) }
+
+// oddsGiven are those with some belief in the bases.
+func (h *hunt) oddsGiven(c stats.Cluster, clean []float64) float64 {
 	if h.failing == nil {
 		return math.Inf(1) // the failing arm, before anything is known
 	}
@@ -336,7 +339,7 @@ func (h *hunt) odds(c stats.Cluster) float64 {
 		}
 		return logMean(logs, weights)
 	}
-	return chance(h.grid.failing, h.failing) - chance(h.grid.clean, h.clean)
+	return chance(h.grid.failing, h.failing) - chance(h.grid.clean, clean)
 }
 
 // merged has one entry for each arm of a launch.
