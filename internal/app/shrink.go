@@ -127,7 +127,10 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 		return &NoVerdictError{err}
 	}
 	stopped := ctx.Err() != nil
-	if err != nil && (!stopped || result.To == result.From) {
+	if stopped && result.To == result.From {
+		return fmt.Errorf("shrink: stopped after %d runs, before anything smaller was seen to fail", result.Runs)
+	}
+	if err != nil && !stopped {
 		return err
 	}
 	config := filepath.Join(dir, shrinkWorkloadFile)
