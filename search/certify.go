@@ -338,10 +338,12 @@ func (h *hunt) suspicious(causes []arm) bool {
 		return true
 	}
 	for _, s := range merged(h.all) {
-		// What was learned of the bases knows this launch already, and has made room for it.
-		odds := h.oddsGiven(s.cluster, h.grid.baseWeight)
+		var odds float64 // that it contradicts the causes
 		if slices.ContainsFunc(causes, func(c arm) bool { return c.within(s.arm) }) {
 			odds = -h.odds(s.cluster)
+		} else {
+			// What was learned of the bases knows this launch already, and has made room for it.
+			odds = h.oddsGiven(s.cluster, h.grid.baseWeight)
 		}
 		if odds > 4 {
 			return true

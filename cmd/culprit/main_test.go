@@ -216,6 +216,12 @@ func killShard(ts *testscript.TestScript, neg bool, _ []string) {
 	ts.Fatalf("waited in vain")
 }
 
+func untilInterrupted() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	<-ctx.Done()
+}
+
 // natsServer is a NATS server with JetStream: natsserver DIR ADDRFILE.
 func natsServer() {
 	s, err := queue.Serve(queue.ServerOptions{Dir: os.Args[1], Listen: "127.0.0.1:0", Token: os.Getenv("NATS_TOKEN")})
@@ -225,9 +231,7 @@ func natsServer() {
 	if err != nil {
 		panic(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	<-ctx.Done()
+	untilInterrupted()
 	s.Close()
 }
 
@@ -242,9 +246,7 @@ func secureNATS() {
 	if err != nil {
 		panic(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	<-ctx.Done()
+	untilInterrupted()
 	s.Close()
 }
 

@@ -127,11 +127,11 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 		return &NoVerdictError{err}
 	}
 	stopped := ctx.Err() != nil
-	if stopped && result.To == result.From {
-		return fmt.Errorf("shrink: stopped after %d runs, before anything smaller was seen to fail", result.Runs)
-	}
-	if err != nil && !stopped {
+	switch {
+	case err != nil && !stopped:
 		return err
+	case err != nil && result.To == result.From:
+		return fmt.Errorf("shrink: stopped after %d runs, before anything smaller was seen to fail", result.Runs)
 	}
 	config := filepath.Join(dir, shrinkWorkloadFile)
 	text, err := shrunkConfig(plan, result, o.Run)

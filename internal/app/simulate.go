@@ -53,29 +53,29 @@ func Simulate(ctx context.Context, o SimulateOptions, out Output) error {
 			return usage("table %q: there are %s", name, strings.Join(Tables(), ", "))
 		}
 	}
-	matches := func(c simulation) bool { return strings.HasPrefix(c.name, o.Row) }
-	if !slices.ContainsFunc(wanted, func(name string) bool { return slices.ContainsFunc(simulations(name), matches) }) {
-		var names []string
-		for _, name := range wanted {
-			for _, c := range simulations(name) {
-				names = append(names, c.name)
+	rows := map[string][]simulation{} // by table
+	var names []string
+	for _, name := range wanted {
+		for _, c := range simulations(name) {
+			names = append(names, c.name)
+			if strings.HasPrefix(c.name, o.Row) {
+				rows[name] = append(rows[name], c)
 			}
 		}
+	}
+	if len(rows) == 0 {
 		return usage("no row begins with %q: there are\n  %s", o.Row, strings.Join(names, "\n  "))
 	}
 	// Hunts make much garbage and hold little.
 	defer debug.SetGCPercent(debug.SetGCPercent(800))
 	for _, name := range wanted {
-		if !slices.ContainsFunc(simulations(name), matches) {
+		if len(rows[name]) == 0 {
 			continue
 		}
 		out.Screen.Printf("\n%s: launches / requests = cost of a hunt, %d hunts a row\n", name, o.Hunts)
-		for _, c := range simulations(name) {
+		for _, c := range rows[name] {
 			if err := ctx.Err(); err != nil {
 				return err
-			}
-			if !matches(c) {
-				continue
 			}
 			out.Progress.Progress(name + ": " + c.name)
 			out.Screen.Printf("%s\n", c.name)
