@@ -264,7 +264,8 @@ func fakeServer() {
 	flag.Int64Var(&f.weak, "weak", 0, "each so many replies has a wrong argument, whatever the settings and the load")
 	flag.Int64Var(&f.above, "above", 0, "the fault hits a thirtieth as often while no more requests than that are open")
 	flag.BoolVar(&f.always, "always", false, "also when a request is alone")
-	flag.DurationVar(&f.delay, "delay", 20*time.Millisecond, "before each reply")
+	// Long beside what a busy client takes between two requests: else too few are open at once.
+	flag.DurationVar(&f.delay, "delay", 60*time.Millisecond, "before each reply")
 	addrFile := flag.String("addr-file", "addr", "")
 	listen := flag.String("listen", "127.0.0.1:0", "")
 	flag.Func("set", "neutral settings; a fault then needs a=on and b=on", func(name string) error { f.set = append(f.set, name); return nil })
