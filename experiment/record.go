@@ -22,7 +22,8 @@ import (
 const BeliefFile = "belief.json"
 
 // Contrast compares all launches in which a cause was there with all in which
-// none was, whatever the other levels were.
+// none was, whatever the other levels were. Where the cause is none of the
+// factors, it compares the failing arm with everything safe.
 type Contrast struct {
 	With    search.Evidence `json:"with"`
 	Without search.Evidence `json:"without"`
@@ -41,7 +42,20 @@ type WayOut struct {
 
 // conclude adds to a finding what the trials show beyond it.
 func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersion, trials []Trial) {
-	if r.Status != search.Found {
+	var group func(design.Arm) int // 0 with a cause, 1 without, -1 neither
+	switch r.Status {
+	case search.Found:
+		group = func(a design.Arm) int {
+			if slices.ContainsFunc(r.Causes, func(cause search.Cause) bool { return contains(space, a, cause.Set) }) {
+				return 0
+			}
+			return 1
+		}
+	case search.NoneOfThese:
+		group = func(a design.Arm) int {
+			return slices.Index([]string{space.Failing().Hash(), space.Safe().Hash()}, a.Hash())
+		}
+	case search.NotReproduced, search.Undecided, search.Running:
 		return
 	}
 	var groups [2][]stats.Cluster // with a cause, and without
@@ -51,9 +65,9 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		if !t.counts() || t.Proposal.Phase == search.Sweep {
 			continue // other levels are listed by themselves
 		}
-		g := 1
-		if slices.ContainsFunc(r.Causes, func(cause search.Cause) bool { return contains(space, t.Proposal.Arm, cause.Set) }) {
-			g = 0
+		g := group(t.Proposal.Arm)
+		if g < 0 {
+			continue
 		}
 		at, known := index[g][launches[i]] // client-side factors change within a launch
 		if !known {
@@ -65,7 +79,9 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		groups[g][at].Trials += t.Observation.Requests
 	}
 	r.Contrast = &Contrast{pool(groups[0], dispersion), pool(groups[1], dispersion)}
-	r.WaysOut = waysOut(c, space, r.Causes, trials)
+	if r.Status == search.Found {
+		r.WaysOut = waysOut(c, space, r.Causes, trials)
+	}
 }
 
 // counts says that the trial is evidence.

@@ -88,6 +88,18 @@ func TestConclude(t *testing.T) {
 	if diff := cmp.Diff(want, r.WaysOut); diff != "" {
 		t.Error(diff)
 	}
+
+	// Where it fails with everything safe too, that arm is beside the failing one.
+	safe := trial(true, 9, 0)
+	safe.Proposal.Arm = c.Space.Safe()
+	none := Result{Finding: search.Finding{Status: search.NoneOfThese, Causes: []search.Cause{{}}}}
+	none.conclude(c, c.Space, stats.Dispersed(), append(trials, safe))
+	if with, without := none.Contrast.With, none.Contrast.Without; with.Failures != 30 || with.Requests != 200 || without.Failures != 9 || without.Requests != 100 {
+		t.Errorf("the failing arm: %+v, everything safe: %+v", with, without)
+	}
+	if none.WaysOut != nil {
+		t.Errorf("ways out of what no setting causes: %+v", none.WaysOut)
+	}
 }
 
 func TestContainsFollowsTheOrder(t *testing.T) {

@@ -79,7 +79,11 @@ func sentences(r *experiment.Record) []string {
 	switch f.Status {
 	case search.Found:
 	case search.NoneOfThese:
-		return []string{"It fails with every setting safe: the cause is something that the case doesn't vary."}
+		out := []string{"It fails with every setting safe: the cause is something that the case doesn't vary."}
+		if k := f.Contrast; k != nil {
+			out = append(out, fmt.Sprintf("With everything safe %s; as where it fails %s.", broke(k.Without), broke(k.With)))
+		}
+		return out
 	case search.NotReproduced:
 		return []string{"It wasn't seen to fail: " + term.Safe(f.Text) + "."}
 	case search.Undecided, search.Running:
@@ -104,9 +108,8 @@ func sentences(r *experiment.Record) []string {
 			out = append(out, fmt.Sprintf("%s the server stopped answering in %s of %s; %s in %s of %s, through %s requests.",
 				with, count(k.With.Failures), counted(k.With.Launches, "launch", "launches"), without, count(k.Without.Failures), counted(k.Without.Launches, "launch", "launches"), count(k.Without.Requests)))
 		} else {
-			out = append(out, fmt.Sprintf("%s %s %s of calls broke (%s of %s, in %s); %s %s of %s, in %s.",
-				with, percent(brokenShare(k.With)), bounds(k.With.Low, k.With.High), count(k.With.Failures), count(k.With.Requests), counted(k.With.Launches, "launch", "launches"),
-				without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
+			out = append(out, fmt.Sprintf("%s %s; %s %s of %s, in %s.",
+				with, broke(k.With), without, count(k.Without.Failures), count(k.Without.Requests), counted(k.Without.Launches, "launch", "launches")))
 		}
 	}
 	for _, c := range f.Causes {
@@ -151,6 +154,11 @@ func number(n int) string {
 		return words[n]
 	}
 	return fmt.Sprint(n)
+}
+
+func broke(e search.Evidence) string {
+	return fmt.Sprintf("%s %s of calls broke (%s of %s, in %s)",
+		percent(brokenShare(e)), bounds(e.Low, e.High), count(e.Failures), count(e.Requests), counted(e.Launches, "launch", "launches"))
 }
 
 func brokenShare(e search.Evidence) float64 { return float64(e.Failures) / float64(max(e.Requests, 1)) }

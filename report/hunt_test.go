@@ -84,6 +84,10 @@ func TestSentence(t *testing.T) {
 	if got := Sentence(r); !strings.Contains(got, "is forbidden: as where it fails, but safe: cache; another arm stood in.") {
 		t.Errorf("an arm that couldn't be run: %q", got)
 	}
+	r.Result.Status = search.NoneOfThese
+	if got := Sentence(r); !strings.Contains(got, "With everything safe 0% ") || !strings.Contains(got, "; as where it fails 17.8% [14, 22] of calls broke (256 of 1,440, in 9 launches).") {
+		t.Errorf("none of these: %q", got)
+	}
 	r.Result.Status, r.Result.Reason, r.Result.Text = search.Undecided, search.OutOfBudget, "the budget of 3 launches is used up"
 	if got := Sentence(r); got != "budget: the budget of 3 launches is used up." {
 		t.Errorf("undecided is told as %q", got)

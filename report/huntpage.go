@@ -103,7 +103,11 @@ func newHuntPage(r *experiment.Record) *huntPage {
 		p.Causes = append(p.Causes, newCausePage(r, i, c))
 	}
 	if k := f.Contrast; k != nil {
-		p.Contrast = newRates("arms", []rateRow{evidenceRow("with the cause", k.With), evidenceRow("without it", k.Without)})
+		with, without := "with the cause", "without it"
+		if f.Status == search.NoneOfThese {
+			with, without = "as where it fails", "everything safe"
+		}
+		p.Contrast = newRates("arms", []rateRow{evidenceRow(with, k.With), evidenceRow(without, k.Without)})
 	}
 	p.Paths = newCodePaths(r)
 	for _, w := range f.WaysOut {

@@ -114,6 +114,17 @@ func (h *hunt) certify() error {
 			if err != nil {
 				return err
 			}
+			if found.size() == 0 && !h.weakAsked {
+				differ, err := h.weakModel()
+				if err != nil {
+					return err
+				}
+				if differ {
+					h.lowered, c.causes, c.clean, c.fails = 0, nil, nil, map[string]claimed{} // the limit was for other bases
+					queue = []arm{h.ladders.top}
+					continue
+				}
+			}
 			if len(c.clean)+len(c.fails)+h.lowered == 0 {
 				h.limit, h.base = h.limits(float64(found.size()))
 			}
@@ -182,6 +193,43 @@ func (h *hunt) certify() error {
 		}
 	}
 	return h.sweep(c.causes)
+}
+
+// weakModel says whether the failing arm fails more often than everything safe,
+// which fails too: a model that is often wrong by itself, with a fault on top.
+// The search thinks such bases unlikely. Here they are as likely as others, and
+// stay so if the arms differ.
+func (h *hunt) weakModel() (differ bool, err error) {
+	h.weakAsked = true
+	before := slices.Clone(h.grid.baseWeight)
+	for i := range h.grid.baseWeight {
+		h.grid.baseWeight[i] = 1 / float64(len(before))
+	}
+	if err := h.believe(h.ladders.top, h.size); err != nil {
+		return false, err
+	}
+	safe, top := make(arm, len(h.ladders.top)), h.ladders.top
+	failing, _ := h.belief.rates()
+	requests := max(h.options.Batch, int(4/h.meanRate(failing)))
+	enough := h.cost + patience*(h.launchCost()+float64(requests))
+	for alike := h.belief.chance(0); alike <= 0.5 && !differ && h.cost < enough; alike = h.belief.chance(0) {
+		a := safe
+		if h.belief.shown(top).Trials < h.belief.shown(safe).Trials {
+			a = top
+		}
+		_, err := h.measure(a, requests, false, Narrow, "everything safe and everything suspect: do they fail alike?")
+		if errors.Is(err, errUnusable) {
+			break
+		}
+		if err != nil {
+			return false, err
+		}
+		differ = h.belief.chance(0) < 0.1
+	}
+	if !differ {
+		h.grid.baseWeight = before
+	}
+	return differ, h.believe(h.ladders.top, h.size)
 }
 
 // lower moves the limit. What was proven was about the limit before.

@@ -57,6 +57,8 @@ type hunt struct {
 	refuted int     // claims that didn't hold
 	lowered int     // how often the limit was
 	finding Finding
+
+	weakAsked bool // weakModel was
 }
 
 type shown struct {

@@ -59,7 +59,7 @@ func newGrid(o Options) *grid {
 	scale(g.baseWeight)
 	for _, r := range g.rates {
 		n := 0
-		for n < len(g.bases) && r >= 2*g.bases[n] {
+		for n < len(g.bases) && r >= leastRatio(g.bases[n])*g.bases[n] {
 			n++
 		}
 		g.bound = append(g.bound, n)
@@ -76,6 +76,15 @@ func newGrid(o Options) *grid {
 		g.unseen = append(g.unseen, binned(g.clean, n))
 	}
 	return g
+}
+
+// leastRatio is how many times as often an arm that fails does so than a clean
+// one, at least. Only a weak model's own mistakes come nearer than 3.
+func leastRatio(base float64) float64 {
+	if base > 0.011 {
+		return 2
+	}
+	return 3
 }
 
 // logSpaced covers low to high with about the given ratio between neighbours.
@@ -546,6 +555,15 @@ func (p *posterior) failsAt(visit int) float64 {
 		}
 	}
 	return sum
+}
+
+// shown is what all launches of an arm have shown.
+func (p *posterior) shown(a arm) (all stats.Cluster) {
+	for _, c := range p.visits[p.visit(a)].shown {
+		all.Failures += c.Failures
+		all.Trials += c.Trials
+	}
+	return all
 }
 
 // chance is the probability of a hypothesis.

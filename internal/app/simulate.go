@@ -527,6 +527,7 @@ func simulations(table string) []simulation {
 		add("poisoned after a failure", func(w *search.World, _ *rand.Rand) { w.Poison = 0.9 })
 		add("poisoned, nobody notices, CV", func(w *search.World, _ *rand.Rand) { w.Poison, w.Unnoticed = 0.9, true })
 		rows[len(rows)-1].options = dispersed
+		add("a model that is wrong in 5% by itself", func(w *search.World, _ *rand.Rand) { w.Base = 0.05 })
 		add("fails only after 40 requests", func(w *search.World, _ *rand.Rand) { w.Ripening = 40 })
 		add("a pair that doesn't start", func(w *search.World, r *rand.Rand) {
 			p := others(r, w, 2)
