@@ -114,13 +114,12 @@ func (h *hunt) certify() error {
 			if err != nil {
 				return err
 			}
-			if found.size() == 0 && !h.weakAsked {
+			if found.size() == 0 {
 				differ, err := h.weakModel()
 				if err != nil {
 					return err
 				}
 				if differ {
-					h.lowered, c.causes, c.clean, c.fails = 0, nil, nil, map[string]claimed{} // the limit was for other bases
 					queue = []arm{h.ladders.top}
 					continue
 				}
@@ -157,6 +156,13 @@ func (h *hunt) certify() error {
 			if err := h.again(c); err != nil {
 				return err
 			}
+		}
+		if held && c.causes[0].size() == 0 {
+			differ, err := h.weakModel() // now more is known of everything safe
+			if err != nil {
+				return err
+			}
+			held = !differ
 		}
 		if held {
 			break
@@ -198,9 +204,12 @@ func (h *hunt) certify() error {
 // weakModel says whether the failing arm fails more often than everything safe,
 // which fails too: a model that is often wrong by itself, with a fault on top.
 // The search thinks such bases unlikely. Here they are as likely as others, and
-// stay so if the arms differ.
+// stay so if the arms differ; then nothing is proven any more, since the limit was
+// for other bases.
 func (h *hunt) weakModel() (differ bool, err error) {
-	h.weakAsked = true
+	if h.weak {
+		return false, nil
+	}
 	before := slices.Clone(h.grid.baseWeight)
 	for i := range h.grid.baseWeight {
 		h.grid.baseWeight[i] = 1 / float64(len(before))
@@ -226,7 +235,9 @@ func (h *hunt) weakModel() (differ bool, err error) {
 		}
 		differ = h.belief.chance(0) < 0.1
 	}
-	if !differ {
+	if h.weak = differ; differ {
+		h.lowered, h.proof = 0, certificate{fails: map[string]claimed{}}
+	} else {
 		h.grid.baseWeight = before
 	}
 	return differ, h.believe(h.ladders.top, h.size)

@@ -56,9 +56,8 @@ type hunt struct {
 	decay   float64 // of the error allowed to a claim, with each that didn't hold
 	refuted int     // claims that didn't hold
 	lowered int     // how often the limit was
+	weak    bool    // the model is often wrong by itself
 	finding Finding
-
-	weakAsked bool // weakModel was
 }
 
 type shown struct {

@@ -235,7 +235,7 @@ func TestObserveRefusesNonsense(t *testing.T) {
 
 // A model that is wrong in 6% by itself, and a fault with which it is in 18%:
 // until it is asked whether both fail alike, it looks as if everything safe
-// failed by the fault. It is found in 72 of 100; without that question in 60.
+// failed by the fault. It is found in 82 of 100; without that question in 60.
 func TestOftenWrongAndAFault(t *testing.T) {
 	found := 0
 	for seed := range uint64(100) {
@@ -249,8 +249,8 @@ func TestOftenWrongAndAFault(t *testing.T) {
 			t.Errorf("seed %d: %+v, want %v", seed, f.Causes, w.Sets())
 		}
 	}
-	if found < 68 {
-		t.Errorf("found in %d of 100 hunts, want 68", found)
+	if found < 80 {
+		t.Errorf("found in %d of 100 hunts, want 80", found)
 	}
 }
 
