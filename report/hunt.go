@@ -289,7 +289,8 @@ func unmetText(c *experiment.Case, u experiment.Unmet) string {
 
 // baseText says what the model gets wrong by itself; empty where it gets nothing
 // wrong, or where nobody looked.
-func baseText(b *experiment.Base) string {
+func baseText(r *experiment.Record) string {
+	b := r.Base
 	if b == nil || len(b.Classes) == 0 {
 		return ""
 	}
@@ -297,8 +298,12 @@ func baseText(b *experiment.Base) string {
 	for _, c := range b.Classes {
 		classes = append(classes, string(c))
 	}
-	return fmt.Sprintf("Alone and with everything safe the model got %d of %d replies wrong by itself (%s). Replies that are wrong in no other way aren't counted as broken.",
+	text := fmt.Sprintf("Alone and with everything safe the model got %d of %d replies wrong by itself (%s). Replies that are wrong in no other way aren't counted as broken.",
 		b.Broken, b.Replies, strings.Join(classes, ", "))
+	if r.Result.Status == search.NotReproduced {
+		text += " A fault that only makes more of these isn't seen: they count in a case without control_sessions."
+	}
+	return text
 }
 
 // uncounted says which trials were no evidence, and why.
@@ -311,7 +316,7 @@ func uncounted(s *term.Screen, r *experiment.Record) {
 		}
 		paragraph(s, number, strings.Repeat(" ", len(number)), text)
 	}
-	if text := baseText(r.Base); text != "" {
+	if text := baseText(r); text != "" {
 		line("  -  ", text)
 	}
 	for _, u := range r.Untested {

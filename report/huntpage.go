@@ -126,7 +126,7 @@ func newHuntPage(r *experiment.Record) *huntPage {
 	p.Asked = *newRates("arm", askedRows(r))
 	p.Posterior = newPosterior(r)
 	p.Differences = differences(r)
-	if text := baseText(r.Base); text != "" {
+	if text := baseText(r); text != "" {
 		p.Uncounted = append(p.Uncounted, text)
 	}
 	for _, u := range r.Untested {
