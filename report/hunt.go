@@ -221,7 +221,11 @@ func cause(s *term.Screen, c *experiment.Case, cause search.Cause) {
 	if len(rows) > 1 {
 		s.Printf("\n%s", s.Table("lll", rows))
 	}
-	title(s, "Confirmed both ways, on fresh launches")
+	if len(cause.Without) > 0 {
+		title(s, "Confirmed both ways, on fresh launches")
+	} else {
+		title(s, "Confirmed, on fresh launches")
+	}
 	rows = [][]string{{"arm", "launches", "broken", "rate", "95%"}}
 	add := func(name string, e search.Evidence, style term.Style) {
 		rows = append(rows, []string{
