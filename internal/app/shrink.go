@@ -131,7 +131,7 @@ func Shrink(ctx context.Context, o ShrinkOptions, out Output) error {
 	case err != nil && !stopped:
 		return err
 	case err != nil && result.To == result.From:
-		return fmt.Errorf("shrink: stopped after %d runs, before anything smaller was seen to fail", result.Runs)
+		return &NoVerdictError{fmt.Errorf("shrink: stopped after %d runs, before anything smaller was seen to fail", result.Runs)}
 	}
 	config := filepath.Join(dir, shrinkWorkloadFile)
 	text, err := shrunkConfig(plan, result, o.Run)
