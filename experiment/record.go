@@ -51,10 +51,10 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 			}
 			return 1
 		}
+		r.WaysOut = waysOut(c, space, r.Causes, trials)
 	case search.NoneOfThese:
-		group = func(a design.Arm) int {
-			return slices.Index([]string{space.Failing().Hash(), space.Safe().Hash()}, a.Hash())
-		}
+		arms := []string{space.Failing().Hash(), space.Safe().Hash()}
+		group = func(a design.Arm) int { return slices.Index(arms, a.Hash()) }
 	case search.NotReproduced, search.Undecided, search.Running:
 		return
 	}
@@ -79,9 +79,6 @@ func (r *Result) conclude(c *Case, space design.Space, dispersion stats.Dispersi
 		groups[g][at].Trials += t.Observation.Requests
 	}
 	r.Contrast = &Contrast{pool(groups[0], dispersion), pool(groups[1], dispersion)}
-	if r.Status == search.Found {
-		r.WaysOut = waysOut(c, space, r.Causes, trials)
-	}
 }
 
 // counts says that the trial is evidence.

@@ -221,20 +221,16 @@ func cause(s *term.Screen, c *experiment.Case, cause search.Cause) {
 	if len(rows) > 1 {
 		s.Printf("\n%s", s.Table("lll", rows))
 	}
-	if len(cause.Without) > 0 {
-		title(s, "Confirmed both ways, on fresh launches")
-	} else {
-		title(s, "Confirmed, on fresh launches")
+	heading, with := "Confirmed both ways, on fresh launches", "these alone, all else safe"
+	if len(cause.Set) == 0 {
+		heading, with = "Confirmed, on fresh launches", "everything safe"
 	}
+	title(s, heading)
 	rows = [][]string{{"arm", "launches", "broken", "rate", "95%"}}
 	add := func(name string, e search.Evidence, style term.Style) {
 		rows = append(rows, []string{
 			name, fmt.Sprint(e.Launches), s.Paint(count(e.Failures)+"/"+count(e.Requests), style), percent(brokenShare(e)), bounds(e.Low, e.High),
 		})
-	}
-	with := "these alone, all else safe"
-	if len(cause.Set) == 0 {
-		with = "everything safe"
 	}
 	add(with, cause.With, term.Red)
 	for _, w := range cause.Without {

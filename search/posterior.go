@@ -50,7 +50,7 @@ func newGrid(o Options) *grid {
 	g.bases = append(logSpaced(low, 0.01, 2.5), 0.025, 0.06, 0.15)
 	for _, b := range g.bases {
 		w := 1.0
-		if b > 0.01 {
+		if b > soundBase {
 			w = 0.005 // a model that is wrong that often by itself makes a poor case
 		}
 		g.baseWeight = append(g.baseWeight, w)
@@ -78,10 +78,14 @@ func newGrid(o Options) *grid {
 	return g
 }
 
+// soundBase is more than a clean arm of a model that is seldom wrong by itself
+// fails: a little above the grid's 0.01, which rounding moves.
+const soundBase = 0.011
+
 // leastRatio is how many times as often an arm that fails does so than a clean
 // one, at least. Only a weak model's own mistakes come nearer than 3.
 func leastRatio(base float64) float64 {
-	if base > 0.011 {
+	if base > soundBase {
 		return 2
 	}
 	return 3
