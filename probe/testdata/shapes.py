@@ -30,7 +30,7 @@ pool.free(1), inner(1)
 json.dump({
     "line": line,
     "restored": [id(f.__code__) in originals for f in functions],
-    "path": [p for p in sys.path if "culprit" in p],
+    "path": [p for p in sys.path if p.startswith(os.environ["CULPRIT_PROBE_DIR"])],
     "finders": [type(f).__name__ for f in sys.meta_path if type(f).__name__ == "Finder"],
     "sitecustomize": os.environ.get("CHAINED", ""),
 }, sys.stdout)
